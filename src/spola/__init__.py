@@ -1,0 +1,30 @@
+"""spola: an LLM inference engine and server.
+
+``LLM`` and ``SamplingParams`` are loaded when first used, so that importing the package,
+or one part of it, does not pull in the rest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spola.core.params import SamplingParams
+    from spola.runtime.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+_LAZY = {"LLM": "spola.runtime.llm", "SamplingParams": "spola.core.params"}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'spola' has no attribute {name!r}")
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Contracts that every layer shares: steps, runners, parameters, types, errors, flags."""

@@ -1,0 +1,106 @@
+"""SamplingParams: how one request wants its tokens chosen.
+
+Names are vLLM's, so that a vLLM script runs with one import changed. Values are checked when the object
+is built; a wrong one raises ``RequestError`` naming the field. Nothing here samples.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from spola.core.errors import RequestError
+
+__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_N = 128
+_INT32 = 2**31
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sampling settings of one request.
+
+    Order of application: logit_bias, repetition penalty (prompt and output), presence and frequency
+    penalty (output only), temperature, top_k, top_p, min_p, draw. ``temperature`` 0 is greedy.
+    ``top_k`` 0 or -1 is off. ``logprobs`` asks for that many alternatives per generated token, taken
+    from the raw distribution (log-softmax of the unmodified logits); the chosen token is always listed.
+    ``seed`` is reduced modulo 2**64; None draws one at admission.
+
+    Raises RequestError naming the field on a value out of range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = 16
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _integer("n", self.n, 1, MAX_N)
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _integer("top_k", self.top_k, -1, 2**63 - 1)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, _INT32 - 1)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**64), 2**64 - 1)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _check_stops(self.stop)
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, _INT32 - 1)
+        for token, bias in (self.logit_bias or {}).items():
+            _integer("logit_bias", token, 0, _INT32 - 1)
+            _number(f"logit_bias[{token}]", bias, -100.0, 100.0)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be an integer, not {value!r}", param=name)
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be between {low} and {high}, not {value}", param=name)
+
+
+def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RequestError(f"{name} must be a number, not {value!r}", param=name)
+    if not math.isfinite(value):
+        raise RequestError(f"{name} must be finite, not {value}", param=name)
+    if not (low < value if open_low else low <= value) or value > high:
+        least = "above" if open_low else "at least"
+        most = "" if math.isinf(high) else f" and at most {high:g}"
+        raise RequestError(f"{name} must be {least} {low:g}{most}, not {value:g}", param=name)
+
+
+def _check_stops(stops: Any) -> None:
+    if not isinstance(stops, (tuple, list)):
+        raise RequestError("stop must be a list of strings", param="stop")
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"stop takes at most {MAX_STOPS} strings, not {len(stops)}", param="stop")
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            raise RequestError(f"stop must hold non-empty strings, not {stop!r}", param="stop")

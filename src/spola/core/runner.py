@@ -1,0 +1,135 @@
+"""The contract of a backend: what it can do, what it is given, and how a Step runs.
+
+``Capabilities`` and ``KvGroup`` are data that the scheduler and the block pools obey. ``Runner`` is the
+protocol that every backend implements and the engine calls. Nothing here computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from spola.core.step import Step, StepOutput
+
+__all__ = [
+    "BLOCK_TOKENS",
+    "SEGMENT_TOKENS",
+    "Capabilities",
+    "KvGroup",
+    "Runner",
+    "RunnerConfig",
+    "Tensor",
+]
+
+BLOCK_TOKENS = 32  # tokens per KV block
+SEGMENT_TOKENS = 256  # attention partials end at absolute multiples of this
+
+KV_BYTES = {"f16": 2, "f32": 4}
+
+
+class KvGroup(msgspec.Struct, frozen=True):
+    """Layers that share a block table.
+
+    ``kind`` full keeps every position; window keeps the last ``window`` of them; latent stores one
+    compressed vector per token (``k_dim``), no separate V. ``k_dtype`` and ``v_dtype`` are keys of
+    ``KV_BYTES``.
+    """
+
+    layers: tuple[int, ...]
+    heads: int  # KV heads
+    k_dim: int
+    v_dim: int
+    kind: Literal["full", "window", "latent"] = "full"
+    window: int = 0  # tokens; 0 unless kind is window
+    k_dtype: str = "f16"
+    v_dtype: str = "f16"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K and V bytes of one token over all layers of the group."""
+        per_head = self.k_dim * KV_BYTES[self.k_dtype] + self.v_dim * KV_BYTES[self.v_dtype]
+        return len(self.layers) * self.heads * per_head
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.bytes_per_token * BLOCK_TOKENS
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a backend can execute; the scheduler never plans anything else.
+
+    A static-shape backend (``batch_buckets`` or ``prefill_chunk`` set) is given slices only of the
+    shapes named: decode batches padded by the backend to the next bucket, prefill slices of exactly
+    ``prefill_chunk`` tokens starting at a multiple of it, except that the last of a prompt may be
+    shorter (the backend pads it).
+    """
+
+    device: str
+    mixed_batch: bool = True  # prefill and decode rows in one step
+    batch_buckets: tuple[int, ...] = ()  # allowed numbers of decode slices; () = any
+    prefill_chunk: int | None = None  # exact tokens of a prefill slice; None = any
+    max_prefills: int | None = None  # prefill slices in one step; None = any
+    max_step_tokens: int | None = None  # rows in one step; None = as configured
+    max_total_context: int | None = None  # bound on the sum over slices of start + n
+    block_size: int = BLOCK_TOKENS
+    dtypes: tuple[str, ...] = ("f32",)  # arithmetic
+    kv_dtypes: tuple[str, ...] = ("f16", "f32")
+    weight_formats: tuple[str, ...] = ()  # DType names
+    invariant: bool = False  # output bits independent of batch, chunk and threads
+    speculation: bool = False
+    tensor_parallel: bool = False
+    pipeline_parallel: bool = False
+
+    @property
+    def static_shapes(self) -> bool:
+        return bool(self.batch_buckets) or self.prefill_chunk is not None
+
+
+class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a Runner is told at load besides the model."""
+
+    kv_groups: tuple[KvGroup, ...]
+    kv_blocks: tuple[int, ...]  # blocks to allocate, one count per group
+    max_step_tokens: int  # rows in one Step, at most
+    max_seqs: int  # live requests, at most
+    max_model_len: int  # positions, at most: factors that depend on length are chosen with it
+    threads: int = 1
+    precise: bool = False  # int16 per-token activations for every quantized weight
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One weight on its way into a backend: canonical name, storage type, shape and raw bytes.
+
+    ``shape`` is (rows, columns) or (n,): row-major, innermost last, as in NumPy and torch. ``data`` is a
+    read-only buffer valid only until the next tensor is taken from the iterator.
+    """
+
+    name: str
+    dtype: str  # DType name
+    shape: tuple[int, ...]
+    data: Any
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Executes Steps. One per backend; found by name through the entry points ``spola.backends``.
+
+    Not thread-safe: one thread calls it. ``load`` is called once, with a ``spec.DecoderSpec`` and the
+    tensors in manifest order, and keeps no reference to the tensors' buffers.
+    """
+
+    capabilities: Capabilities
+
+    def load(self, spec: Any, tensors: Iterable[Tensor], config: RunnerConfig) -> None:
+        """Take the model in. Raises ModelError naming the tensor, CapacityError with the numbers."""
+
+    def execute(self, step: Step) -> StepOutput:
+        """Run one Step. An error of one request is in its SliceOutput, never raised."""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held, by what for: at least ``weights``, ``kv`` and ``workspace``."""
+
+    def close(self) -> None:
+        """Free everything; further calls are errors. Idempotent."""
