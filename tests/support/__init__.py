@@ -1,0 +1,1 @@
+"""Helpers that several test files share; nothing of the product imports this."""
