@@ -1,0 +1,143 @@
+"""What a model costs: bytes held, bytes streamed, floating-point operations, and what fits.
+
+Pure arithmetic over a spec, the storage type of each tensor and KvGroups; every formula is in the docstring
+of its function. Measures nothing and reads no machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from spola.core.dtype import BY_NAME, nbytes
+from spola.core.runner import BLOCK_TOKENS, KvGroup
+from spola.spec.decoder import Attention, DecoderSpec
+from spola.spec.manifest import TensorInfo, manifest
+
+__all__ = [
+    "decode_bytes",
+    "decode_flops",
+    "kv_bytes_per_token",
+    "kv_read_bytes",
+    "matmul_parameters",
+    "max_blocks",
+    "max_concurrency",
+    "max_context",
+    "prefill_flops",
+    "step_bound",
+    "streamed_weight_bytes",
+    "weight_bytes",
+]
+
+
+def weight_bytes(spec: DecoderSpec, dtypes: Mapping[str, str]) -> int:
+    """Bytes of all tensors as stored; ``dtypes`` maps canonical names to DType names.
+
+    Tensors that may be left out and are not in ``dtypes`` count nothing. A tied head is one copy.
+    """
+    return sum(_bytes(info, dtypes) for info in manifest(spec))
+
+
+def streamed_weight_bytes(spec: DecoderSpec, dtypes: Mapping[str, str], rows: int = 1) -> int:
+    """Bytes of weights that one step of ``rows`` rows reads, when logits are wanted.
+
+    Everything once, but of an untied embedding only the rows looked up.
+    """
+    total = 0
+    for info in manifest(spec):
+        size = _bytes(info, dtypes)
+        if info.role == "embedding" and not spec.head.tied:
+            size = size // info.shape[0] * min(rows, info.shape[0])
+        total += size
+    return total
+
+
+def kv_bytes_per_token(groups: Iterable[KvGroup]) -> int:
+    """Bytes of K and V of one more token: 2 * layers * kv heads * head dim * bytes in a plain model."""
+    return sum(group.bytes_per_token for group in groups)
+
+
+def kv_read_bytes(groups: Iterable[KvGroup], context: int) -> int:
+    """Bytes of K and V that a token at position ``context - 1`` reads; a window reads its width at most."""
+    return sum(
+        g.bytes_per_token * (min(context, g.window) if g.kind == "window" else context) for g in groups
+    )
+
+
+def decode_bytes(
+    spec: DecoderSpec, dtypes: Mapping[str, str], groups: Sequence[KvGroup], contexts: Sequence[int]
+) -> int:
+    """Bytes that a decode step moves: all weights once, and the KV of every sequence.
+
+    ``contexts`` holds, per sequence, the number of positions it attends to.
+    """
+    weights = streamed_weight_bytes(spec, dtypes, len(contexts))
+    return weights + sum(kv_read_bytes(groups, context) for context in contexts)
+
+
+def matmul_parameters(spec: DecoderSpec) -> int:
+    """Parameters of the linear layers, without embedding and head; twice this are the FLOPs of a row."""
+    return sum(_size(info) for info in manifest(spec) if info.role == "linear")
+
+
+def prefill_flops(spec: DecoderSpec, tokens: int, start: int = 0, head_rows: int = 1) -> int:
+    """Floating-point operations (a multiply and an add are two) of ``tokens`` rows from position ``start``.
+
+    2 * parameters * tokens for linear layers, 2 * hidden * vocab for each row with logits, and per layer
+    2 * heads * (k_dim + v_dim) for each pair of a row and a position that it sees.
+    """
+    linear = 2 * matmul_parameters(spec) * tokens + 2 * spec.hidden * spec.vocab * head_rows
+    attention = 0
+    for layer in spec.layers:
+        if isinstance(layer.attention, Attention):
+            a = layer.attention
+            attention += 2 * a.heads * (a.k_dim + a.v_dim) * _pairs(start, tokens, a.window)
+    return linear + attention
+
+
+def decode_flops(spec: DecoderSpec, contexts: Iterable[int]) -> int:
+    """Floating-point operations of one decode step; ``contexts`` as in ``decode_bytes``."""
+    return sum(prefill_flops(spec, 1, context - 1) for context in contexts)
+
+
+def step_bound(moved_bytes: int, flops: int, bytes_per_s: float, flops_per_s: float) -> float:
+    """Least seconds of a step on a machine of the given memory bandwidth and peak (the roofline)."""
+    return max(moved_bytes / bytes_per_s, flops / flops_per_s)
+
+
+def max_blocks(groups: Sequence[KvGroup], memory: int) -> int:
+    """KV blocks of every group that fit into ``memory`` bytes, the same number for each."""
+    return max(memory, 0) // sum(group.bytes_per_block for group in groups)
+
+
+def max_concurrency(blocks: int, tokens: int) -> int:
+    """Sequences of ``tokens`` tokens that ``blocks`` blocks hold at once."""
+    return blocks // -(-tokens // BLOCK_TOKENS)
+
+
+def max_context(blocks: int, sequences: int = 1) -> int:
+    """Tokens each of ``sequences`` sequences can have in ``blocks`` blocks."""
+    return blocks // sequences * BLOCK_TOKENS
+
+
+def _pairs(start: int, tokens: int, window: int | None) -> int:
+    """Sum over positions p of start .. start + tokens - 1 of how many positions p sees."""
+
+    def below(n: int) -> int:  # sum over p < n
+        if window is None or n <= window:
+            return n * (n + 1) // 2
+        return window * (window + 1) // 2 + (n - window) * window
+
+    return below(start + tokens) - below(start)
+
+
+def _size(info: TensorInfo) -> int:
+    size = 1
+    for n in info.shape:
+        size *= n
+    return size
+
+
+def _bytes(info: TensorInfo, dtypes: Mapping[str, str]) -> int:
+    if info.name not in dtypes and not info.required:
+        return 0
+    return nbytes(BY_NAME[dtypes[info.name]], _size(info))

@@ -1,0 +1,228 @@
+"""The manifest: every tensor of a DecoderSpec, with its names, shape, role and shard axis.
+
+One list feeds the loader, the planner, the quantizer and the sharder, so that none of them knows an
+architecture. Reads no file; names are those of GGUF (its tensor table) and of Hugging Face checkpoints of
+the llama family. A part without names here is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from spola.core.errors import ModelError
+from spola.spec.decoder import (
+    Attention,
+    DecoderSpec,
+    DenseMlp,
+    Layer,
+    LayerNorm,
+    LearnedPositions,
+    Norm,
+    Rope,
+)
+
+__all__ = ["Role", "ShardAxis", "TensorInfo", "check_tensors", "manifest"]
+
+Role = Literal["embedding", "positions", "norm", "linear", "bias", "sinks", "rope", "head"]
+ShardAxis = Literal["rows", "columns"]
+
+# Parts of a name: canonical, GGUF, Hugging Face (the first that a checkpoint has is taken).
+_Names = tuple[str, str, tuple[str, ...]]
+
+_Q: _Names = ("attention.q", "attn_q", ("self_attn.q_proj",))
+_K: _Names = ("attention.k", "attn_k", ("self_attn.k_proj",))
+_V: _Names = ("attention.v", "attn_v", ("self_attn.v_proj",))
+_O: _Names = ("attention.o", "attn_output", ("self_attn.o_proj", "self_attn.out_proj", "self_attn.dense"))
+_Q_NORM: _Names = ("attention.q_norm", "attn_q_norm", ("self_attn.q_norm", "self_attn.q_layernorm"))
+_K_NORM: _Names = ("attention.k_norm", "attn_k_norm", ("self_attn.k_norm", "self_attn.k_layernorm"))
+_GATE: _Names = ("mlp.gate", "ffn_gate", ("mlp.gate_proj",))
+_UP: _Names = ("mlp.up", "ffn_up", ("mlp.up_proj", "mlp.c_fc", "mlp.fc1"))
+_DOWN: _Names = ("mlp.down", "ffn_down", ("mlp.down_proj", "mlp.c_proj", "mlp.fc2"))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One row of a manifest.
+
+    ``name`` is canonical. ``gguf`` and ``hf`` are the names in files. ``shape`` is (rows, columns) or (n,),
+    innermost last. ``shard`` is the axis that tensor parallelism splits, None for a replicated tensor.
+    ``required`` False: the file may leave it out.
+    """
+
+    name: str
+    gguf: str
+    hf: tuple[str, ...]
+    shape: tuple[int, ...]
+    role: Role
+    shard: ShardAxis | None = None
+    required: bool = True
+
+
+def manifest(spec: DecoderSpec) -> list[TensorInfo]:
+    """All tensors of ``spec`` in execution order. A tied head adds none.
+
+    Raises ModelError naming a part that has no tensor names yet.
+    """
+    out = [_model("embedding", "token_embd", "model.embed_tokens", spec.vocab, spec.hidden, "embedding")]
+    match spec.positions:
+        case LearnedPositions(count=count, offset=offset):
+            shape = (count + offset, spec.hidden)
+            hf = ("model.embed_positions.weight", "transformer.wpe.weight")
+            out.append(TensorInfo("positions.weight", "position_embd.weight", hf, shape, "positions"))
+    if spec.embedding_norm is not None:
+        names: _Names = ("embedding_norm", "token_embd_norm", ("model.embed_layernorm",))
+        out += _norm(names, "", "", "", spec.embedding_norm, spec.hidden)
+    out += _rope_factors(spec)
+    for index, layer in enumerate(spec.layers):
+        out += _layer(layer, index, spec.hidden)
+    if spec.final_norm is not None:
+        out += _norm(("final_norm", "output_norm", ("model.norm",)), "", "", "", spec.final_norm, spec.hidden)
+    if not spec.head.tied:
+        out.append(_model("head", "output", "lm_head", spec.vocab, spec.hidden, "head"))
+    if spec.head.bias:
+        out.append(TensorInfo("head.bias", "output.bias", ("lm_head.bias",), (spec.vocab,), "bias", "rows"))
+    return out
+
+
+def check_tensors(spec: DecoderSpec, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
+    """Hold the tensors of a GGUF file, name -> (DType name, shape), against the manifest of ``spec``.
+
+    Returns one warning line per kind of tensor that the model has no use for. Raises ModelError naming the
+    first tensor that is missing or has another shape.
+    """
+    wanted = manifest(spec)
+    for info in wanted:
+        if info.gguf not in tensors:
+            if info.required:
+                raise ModelError(f"tensor {info.gguf} is missing; the file is incomplete or of another kind")
+            continue
+        shape = tuple(tensors[info.gguf][1])
+        if shape != info.shape:
+            raise ModelError(f"tensor {info.gguf} has shape {_shape(shape)}, expected {_shape(info.shape)}")
+    known = {info.gguf for info in wanted}
+    extra = [name for name in tensors if name not in known]
+    return [f"tensor {name} is not used by this model" for name in extra[:8]] + (
+        [f"{len(extra) - 8} more tensors are not used by this model"] if len(extra) > 8 else []
+    )
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def _model(name: str, gguf: str, hf: str, rows: int, columns: int, role: Role) -> TensorInfo:
+    return TensorInfo(f"{name}.weight", f"{gguf}.weight", (f"{hf}.weight",), (rows, columns), role, "rows")
+
+
+def _norm(names: _Names, canon: str, gguf: str, hf: str, norm: Norm, n: int) -> Iterator[TensorInfo]:
+    """Weight, and the bias of a LayerNorm; the strings are the prefixes of one layer, or empty."""
+
+    def info(kind: str) -> TensorInfo:
+        files = tuple(f"{hf}{h}.{kind}" for h in names[2])
+        return TensorInfo(f"{canon}{names[0]}.{kind}", f"{gguf}{names[1]}.{kind}", files, (n,), "norm")
+
+    if not isinstance(norm, LayerNorm) or norm.weight:
+        yield info("weight")
+    if isinstance(norm, LayerNorm) and norm.bias:
+        yield info("bias")
+
+
+def _rope_factors(spec: DecoderSpec) -> Iterator[TensorInfo]:
+    seen: dict[str, int] = {}
+    for index, layer in enumerate(spec.layers):
+        positions = layer.attention.positions
+        if not isinstance(positions, Rope) or positions.factors is None:
+            continue
+        half = positions.dim // 2
+        if seen.setdefault(positions.factors, half) != half:
+            raise ModelError(f"layer {index}: {positions.factors} is shared by rope dimensions that differ")
+    for name, half in seen.items():
+        yield TensorInfo(name, name, (), (half,), "rope")
+
+
+def _layer(layer: Layer, index: int, hidden: int) -> Iterator[TensorInfo]:
+    canon, gguf, hf = f"layers.{index}.", f"blk.{index}.", f"model.layers.{index}."
+    # Hugging Face calls the norm before the MLP "post attention" unless there is a real one after attention.
+    sandwich = layer.post_attention_norm is not None
+    pre_mlp_hf = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
+    norms: dict[str, tuple[_Names, Norm | None]] = {
+        "pre_attention": (
+            ("pre_attention_norm", "attn_norm", ("input_layernorm",)),
+            layer.pre_attention_norm,
+        ),
+        "post_attention": (
+            ("post_attention_norm", "post_attention_norm", ("post_attention_layernorm",)),
+            layer.post_attention_norm,
+        ),
+        "pre_mlp": (("pre_mlp_norm", "ffn_norm", (pre_mlp_hf,)), layer.pre_mlp_norm),
+        "post_mlp": (
+            ("post_mlp_norm", "post_ffw_norm", ("post_feedforward_layernorm",)),
+            layer.post_mlp_norm,
+        ),
+    }
+
+    def norm(which: str) -> Iterator[TensorInfo]:
+        names, part = norms[which]
+        if part is not None:
+            yield from _norm(names, canon, gguf, hf, part, hidden)
+
+    yield from norm("pre_attention")
+    match layer.attention:
+        case Attention() as attention:
+            yield from _attention(attention, canon, gguf, hf, hidden)
+        case other:
+            raise ModelError(f"layer {index}: {type(other).__name__} is not supported yet")
+    yield from norm("post_attention")
+    yield from norm("pre_mlp")
+    match layer.mlp:
+        case DenseMlp() as mlp:
+            yield from _mlp(mlp, canon, gguf, hf, hidden)
+        case other_mlp:
+            raise ModelError(f"layer {index}: {type(other_mlp).__name__} is not supported yet")
+    yield from norm("post_mlp")
+
+
+def _linear(
+    names: _Names, prefix: tuple[str, str, str], shape: tuple[int, int], shard: ShardAxis, bias: bool
+) -> Iterator[TensorInfo]:
+    def info(kind: str, dims: tuple[int, ...], role: Role, axis: ShardAxis | None) -> TensorInfo:
+        files = tuple(f"{prefix[2]}{h}.{kind}" for h in names[2])
+        return TensorInfo(
+            f"{prefix[0]}{names[0]}.{kind}", f"{prefix[1]}{names[1]}.{kind}", files, dims, role, axis
+        )
+
+    yield info("weight", shape, "linear", shard)
+    if bias:
+        yield info("bias", shape[:1], "bias", "rows" if shard == "rows" else None)
+
+
+def _attention(a: Attention, canon: str, gguf: str, hf: str, hidden: int) -> Iterator[TensorInfo]:
+    if a.merged_qkv:
+        raise ModelError(f"{gguf}attn_qkv: one merged q, k and v tensor is not supported yet")
+    prefix = (canon, gguf, hf)
+    yield from _linear(_Q, prefix, (a.heads * a.k_dim, hidden), "rows", a.qkv_bias)
+    yield from _linear(_K, prefix, (a.kv_heads * a.k_dim, hidden), "rows", a.qkv_bias)
+    yield from _linear(_V, prefix, (a.kv_heads * a.v_dim, hidden), "rows", a.qkv_bias)
+    whole = a.qk_norm_span == "whole"
+    if a.q_norm is not None:
+        yield from _norm(_Q_NORM, canon, gguf, hf, a.q_norm, a.k_dim * (a.heads if whole else 1))
+    if a.k_norm is not None:
+        yield from _norm(_K_NORM, canon, gguf, hf, a.k_norm, a.k_dim * (a.kv_heads if whole else 1))
+    if a.sinks:
+        files = (f"{hf}self_attn.sinks",)
+        yield TensorInfo(
+            f"{canon}attention.sinks", f"{gguf}attn_sinks.weight", files, (a.heads,), "sinks", "rows"
+        )
+    yield from _linear(_O, prefix, (hidden, a.heads * a.v_dim), "columns", a.out_bias)
+
+
+def _mlp(m: DenseMlp, canon: str, gguf: str, hf: str, hidden: int) -> Iterator[TensorInfo]:
+    if m.merged:
+        raise ModelError(f"{gguf}ffn_up: one merged gate and up tensor is not supported yet")
+    prefix = (canon, gguf, hf)
+    if m.gated:
+        yield from _linear(_GATE, prefix, (m.ff, hidden), "rows", m.bias)
+    yield from _linear(_UP, prefix, (m.ff, hidden), "rows", m.bias)
+    yield from _linear(_DOWN, prefix, (hidden, m.ff), "columns", m.bias)
