@@ -1,0 +1,1 @@
+"""The backends: each a Runner that turns Steps into StepOutputs. They do not know each other."""
