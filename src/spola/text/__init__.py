@@ -1,0 +1,1 @@
+"""Strings and ids: tokenizers, detokenizing streams, stop strings, chat templates."""

@@ -1,0 +1,146 @@
+"""Tokenizer: text to ids and ids to exact bytes, built from GGUF metadata.
+
+Merging is the ``tokenizers`` library's; here are the special tokens, the beginning and end of the text,
+SentencePiece's spaces, and what cannot be encoded. Streams of ids are ``text.stream``'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tokenizers import Tokenizer as Library
+
+from spola.core.errors import RequestError
+from spola.text.gguf_bpe import build_bpe, byte_level_bytes
+from spola.text.special import SpecialScanner
+from spola.text.stream import Detokenizer
+from spola.text.vocab import CONTROL, UNKNOWN, UNUSED, USER_DEFINED, Vocab, read_vocab
+
+__all__ = ["Tokenizer"]
+
+
+class Tokenizer:
+    """Encodes and decodes for one model. Immutable after construction; threads may share it.
+
+    Rules that differ between programs, and how they are decided here:
+
+    - BOS and EOS are added as the file says (``add_bos_token``, ``add_eos_token``), else as the kind of
+      tokenizer does. BOS is never doubled: when ``parse_special`` finds it at the start of the text, none
+      is added.
+    - Texts of control tokens become those tokens only with ``parse_special``; user-defined tokens always.
+    - A lone surrogate is refused. A byte that has no token (some byte-level vocabularies lack a few) is
+      left out, as in llama.cpp, and nothing merges across the gap; it never becomes another token.
+    """
+
+    def __init__(self, vocab: Vocab, library: Library) -> None:
+        self.vocab = vocab
+        self._library = library
+        types, tokens = vocab.types, vocab.tokens
+        plain = {t: i for t, i in vocab.ids.items() if types[i] == USER_DEFINED}
+        special = {t: i for t, i in vocab.ids.items() if types[i] in (CONTROL, UNKNOWN)}
+        self._plain_scanner = SpecialScanner(plain, vocab.strip_right)
+        self._special_scanner = SpecialScanner(plain | special, vocab.strip_right)
+        self._bytes: list[bytes | None] = [None] * len(tokens)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """Build from ``tokenizer.ggml.*`` of ``metadata``. Raises ModelError naming what is wrong."""
+        vocab = read_vocab(metadata)
+        return cls(vocab, build_bpe(vocab))
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the tokenizer's table; the model may have more rows, which are never valid ids."""
+        return len(self.vocab.tokens)
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.vocab.bos
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.vocab.eos
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Every id that ends a generation: end of text, of turn, of message, and known markers."""
+        return self.vocab.ends
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_bos: bool | None = None,
+        add_eos: bool | None = None,
+        parse_special: bool = False,
+    ) -> list[int]:
+        """The ids of ``text``. ``add_bos`` and ``add_eos``: None follows the model.
+
+        Raises RequestError for text that is not valid Unicode.
+        """
+        _check_unicode(text)
+        scanner = self._special_scanner if parse_special else self._plain_scanner
+        parts = scanner.split(text)
+        plain = [part for part in parts if isinstance(part, str)]
+        encoded = (
+            iter(self._library.encode_batch_fast(plain, add_special_tokens=False)) if plain else iter(())
+        )
+        ids: list[int] = []
+        for part in parts:
+            if isinstance(part, str):
+                ids += next(encoded).ids
+            else:
+                ids.append(part)
+        bos, eos = self.vocab.bos, self.vocab.eos
+        if (self.vocab.add_bos if add_bos is None else add_bos) and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        if (self.vocab.add_eos if add_eos is None else add_eos) and eos is not None and ids[-1:] != [eos]:
+            ids.append(eos)
+        return ids
+
+    @property
+    def strips_first_space(self) -> bool:
+        """Whether encoding put a space before the text that decoding takes off again."""
+        return self.vocab.add_space_prefix
+
+    def token_bytes(self, token: int) -> bytes:
+        """The exact bytes of ``token``; a control token's own text. Raises RequestError for a foreign id."""
+        self.check_ids((token,))
+        found = self._bytes[token]
+        if found is None:
+            found = b"" if self.vocab.types[token] == UNUSED else byte_level_bytes(self.vocab, token)
+            self._bytes[token] = found
+        return found
+
+    def token_text(self, token: int) -> str:
+        """``token_bytes`` for people: bytes that are no text by themselves are shown as U+FFFD."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
+    def is_special(self, token: int) -> bool:
+        """Whether ``token`` carries structure, not text (control tokens, the unknown token)."""
+        self.check_ids((token,))
+        return self.vocab.is_special(token)
+
+    def check_ids(self, ids: Iterable[int], param: str | None = None) -> None:
+        """Raise RequestError naming the first id that is not a token of this tokenizer."""
+        n = len(self.vocab.tokens)
+        for i, token in enumerate(ids):
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < n:
+                where = f"{param}[{i}]: " if param else ""
+                raise RequestError(f"{where}{token!r} is no token id; ids go from 0 to {n - 1}", param=param)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of ``ids``, taken as a whole text from its start."""
+        stream = Detokenizer(self, skip_special=skip_special, start=True)
+        return stream.push(ids) + stream.finish()
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise RequestError(
+            f"the text is not valid Unicode: lone surrogate U+{code:04X} at character {error.start}"
+        ) from None
