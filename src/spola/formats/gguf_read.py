@@ -40,10 +40,7 @@ __all__ = ["Header", "read_header"]
 _SMALLEST_PAIR = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
 _LOOKALIKES = (
-    (
-        b"FUGG",
-        "begins with the letters of GGUF reversed: a big-endian or corrupted file; spola reads little-endian",
-    ),
+    (b"FUGG", "begins with FUGG, GGUF reversed: big-endian or corrupted; spola reads little-endian"),
     (b"GGML", "is in the old GGML format; convert the model to GGUF again"),
     (b"lmgg", "is in the old GGML format; convert the model to GGUF again"),
     (b"tjgg", "is in the old GGJT format; convert the model to GGUF again"),
@@ -120,7 +117,7 @@ def _preamble(cursor: Cursor) -> int:
     if version in VERSIONS:
         return version
     swapped = int.from_bytes(start[4:], "big")
-    if swapped <= 0xFFFF:
+    if 1 <= swapped <= 0xFFFF:
         raise file_error(
             file.path, f"is a big-endian GGUF file (version {swapped}); spola reads little-endian"
         )

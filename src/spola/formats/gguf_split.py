@@ -46,7 +46,7 @@ def open_shards(path: Path, *, allow_unsupported: bool = False) -> list[Shard]:
     Gives the shards in order; a model in one file is a single shard. Raises ModelError, with every file
     closed again, for a shard that is missing, malformed, misnamed or of another set.
     """
-    chosen = _choose(path) if path.is_dir() else path
+    chosen = _choose(path) if os.path.isdir(path) else path
     with ExitStack() as stack:
 
         def opened(place: Path) -> Shard:
@@ -67,7 +67,7 @@ def _integer(shard: Shard, key: str, default: int | None = None) -> int:
         raise file_error(shard.file.path, f"metadata '{key}' is missing from this shard")
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise file_error(
-            shard.file.path, f"metadata '{key}' must be a whole number, not {quoted(repr(value))}"
+            shard.file.path, f"metadata '{key}' must be a whole number, not {quoted(str(value))}"
         )
     return value
 
@@ -90,7 +90,7 @@ def _places(shard: Shard) -> list[Path]:
     if path not in places:
         raise file_error(path, f"is named shard {int(match['number'])} of {count}; shards count from 1")
     for index, place in enumerate(places):
-        if not place.exists():
+        if not os.path.exists(place):
             raise file_error(place, f"shard {index + 1} of {count} is missing")
     return places
 
