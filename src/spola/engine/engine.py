@@ -1,0 +1,103 @@
+"""Engine: the one caller of a Runner. Plans a step, adds the masks, executes, commits.
+
+Synchronous and single-threaded; it reads no clock and starts nothing. A request's fault ends that request;
+a step that the Runner could not execute ends the requests that were in it, and the engine stays usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from spola.core.errors import RequestError
+from spola.core.runner import Runner
+from spola.core.step import Slice, SliceOutput, Step, StepOutput
+from spola.engine.events import Event
+from spola.engine.request import Request
+from spola.engine.scheduler import Scheduler
+
+__all__ = ["Engine", "Recorder"]
+
+Recorder = Callable[[Step, StepOutput], None]
+
+
+class Engine:
+    """A loaded ``runner`` and a ``scheduler`` made for its Capabilities and KV blocks.
+
+    ``vocab`` is the number of token ids. ``record`` is given every Step as executed with its StepOutput, for
+    tests and replays; it is not given a step that the runner raised on.
+    """
+
+    def __init__(
+        self, runner: Runner, scheduler: Scheduler, *, vocab: int, record: Recorder | None = None
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.vocab = vocab
+        self._record = record
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue ``request``; raises as ``Scheduler.add``, and RequestError for ids outside the vocabulary."""
+        self._check_ids("prompt", (min(request.known), max(request.known)) if request.known else ())
+        self._check_ids("stop_token_ids", request.params.stop_token_ids)
+        self._check_ids("logit_bias", tuple(request.params.logit_bias or ()))
+        self.scheduler.add(request)
+
+    def abort(self, id: int) -> None:
+        """End a request with the reason "abort", told by the next ``step``. Idempotent."""
+        self.scheduler.abort(id)
+
+    def step(self, now: float) -> list[Event]:
+        """Compute one step, if there is one, and tell what came of it.
+
+        If the runner raises, every request in the step ends with an "error" event; the backend must then
+        still be able to run other requests, or raise again.
+        """
+        step = self.scheduler.schedule(now)
+        if step is None:
+            return self.scheduler.drain()
+        step, faults = self._masked(step)
+        try:
+            output = self.runner.execute(step)
+            if len(output.slices) != len(step.slices):
+                raise ValueError(f"{len(output.slices)} outputs for {len(step.slices)} slices")
+        except Exception as error:
+            return self.scheduler.fail(step, f"the backend failed: {type(error).__name__}: {error}")
+        if self._record is not None:
+            self._record(step, output)
+        if faults:
+            outs = tuple(faults.get(s.id, out) for s, out in zip(step.slices, output.slices, strict=True))
+            output = msgspec.structs.replace(output, slices=outs)
+        return self.scheduler.commit(step, output)
+
+    def _masked(self, step: Step) -> tuple[Step, dict[int, SliceOutput]]:
+        """``step`` with the masks of its guards, and the outputs of requests whose guard failed."""
+        faults: dict[int, SliceOutput] = {}
+        masked: dict[int, Slice] = {}
+        for piece in step.slices:
+            guard = self.scheduler.requests[piece.id].guard
+            if guard is None or not piece.n_head:
+                continue
+            buffer = bytearray(4 * ((self.vocab + 31) // 32))
+            try:
+                some = guard.mask(memoryview(buffer).cast("I"))
+            except Exception as error:
+                faults[piece.id] = SliceOutput(error=f"the stop or grammar matcher failed: {error}")
+                continue
+            if some:
+                masked[piece.id] = msgspec.structs.replace(piece, masks=bytes(buffer))
+        if masked:
+            step = msgspec.structs.replace(step, slices=tuple(masked.get(s.id, s) for s in step.slices))
+        return step, faults
+
+    def _check_ids(self, name: str, ids: tuple[int, ...]) -> None:
+        for token in ids:
+            if not 0 <= token < self.vocab:
+                raise RequestError(
+                    f"{name}: token {token} is not in the vocabulary of {self.vocab} ids", param=name
+                )

@@ -1,0 +1,102 @@
+"""Plan: the slices of one step while they are being chosen, and the room that is left for more.
+
+What a backend allows in one step is decided here and nowhere else. It knows no queues and no blocks.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from spola.core.step import Slice
+from spola.engine.limits import Shape
+from spola.engine.request import Request
+
+__all__ = ["Plan"]
+
+
+class Plan:
+    """Slices chosen so far: ``entries`` are (request, rows, drafts) in the order of choice."""
+
+    __slots__ = ("_context", "_prefills", "_rows", "_shape", "_singles", "entries", "preempted")
+
+    def __init__(self, shape: Shape) -> None:
+        self.entries: list[tuple[Request, int, int]] = []
+        self.preempted = False
+        self._shape = shape
+        self._rows = shape.rows
+        self._context = shape.context
+        self._singles = 0
+        self._prefills = 0
+
+    def rows(self, request: Request) -> int:
+        """Rows that the next slice of ``request`` may have now, without drafts; 0 = none in this step.
+
+        A slice of one row is a decode to a backend, whatever it is of the request.
+        """
+        shape = self._shape
+        n = min(request.missing, self._rows, shape.chunk)
+        if self._context is not None:
+            n = min(n, self._context - request.computed)
+        if shape.fixed_chunk is not None and n < min(request.missing, shape.fixed_chunk):
+            return 0
+        if n > 1 and (self._prefills >= shape.prefills or (self._singles and not shape.mixed)):
+            return 0
+        if n == 1 and self._prefills and not shape.mixed:
+            return 0
+        return max(n, 0)
+
+    def drafts(self, request: Request, singles: int) -> int:
+        """Drafts that fit beside one row for each of ``singles`` requests."""
+        if not request.drafts or not self._shape.speculation or request.guard is not None:
+            return 0
+        room = min(self._rows - singles, self._shape.chunk - 1, request.limit - len(request.known) - 1)
+        if self._context is not None:
+            room = min(room, self._context - request.computed - 1)
+        return max(0, min(len(request.drafts), room))
+
+    def add(self, request: Request, rows: int, drafts: int = 0) -> None:
+        """Take a slice of ``rows`` known tokens and ``drafts`` guesses in."""
+        total = rows + drafts
+        self.entries.append((request, rows, drafts))
+        request.in_flight = True
+        self._rows -= total
+        if self._context is not None:
+            self._context -= request.computed + total
+        if rows == 1:
+            self._singles += 1
+        else:
+            self._prefills += 1
+
+    @property
+    def decodes(self) -> bool:
+        """Whether one-row slices were chosen."""
+        return self._singles > 0
+
+    def slices(self) -> tuple[Slice, ...]:
+        """The slices in rank order."""
+        self.entries.sort(key=lambda entry: entry[0].rank)
+        return tuple(_slice(*entry) for entry in self.entries)
+
+
+def _slice(request: Request, rows: int, drafts: int) -> Slice:
+    start = request.computed
+    end = start + rows
+    ids = request.known[start:end]
+    n_head, targets = 0, b""
+    if request.want == "sample":
+        if end == len(request.known):
+            n_head = 1 + drafts
+            ids += array("i", request.drafts[:drafts])
+    elif request.want in ("score", "logits"):
+        n_head = max(0, end - max(start, request.head_from))
+        if request.want == "score":
+            targets = request.known[end - n_head + 1 : end + 1].tobytes()
+    return Slice(
+        id=request.id,
+        start=start,
+        ids=ids.tobytes(),
+        tables=tuple(table.ids.tobytes() for table in request.tables),
+        n_head=n_head,
+        n_drafts=drafts,
+        targets=targets,
+    )
