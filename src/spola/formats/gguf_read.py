@@ -29,11 +29,10 @@ from spola.formats.gguf_types import (
     MAX_TENSORS,
     VERSIONS,
     FieldType,
-    TensorEntry,
-    UnsupportedTensor,
     ValueType,
     align_up,
 )
+from spola.formats.tensors import TensorEntry, UnsupportedTensor, unsupported_error
 
 __all__ = ["Header", "read_header"]
 
@@ -94,11 +93,7 @@ def read_header(file: RegularFile, *, allow_unsupported: bool = False) -> Header
     data_start = align_up(cursor.offset, alignment)
     tensors, unsupported = _place(file, infos, data_start, alignment)
     if unsupported and not allow_unsupported:
-        first = next(iter(unsupported.values()))
-        raise file_error(
-            file.path,
-            f"tensor {quoted(first.name)} has type {first.type_name}, which spola does not support",
-        )
+        raise unsupported_error(next(iter(unsupported.values())))
     return Header(version, alignment, metadata, types, tensors, unsupported, cursor.digest.digest())
 
 

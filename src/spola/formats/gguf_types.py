@@ -1,18 +1,13 @@
-"""The words of GGUF: value types, tensor entries, and the limits spola sets on a header.
+"""The words of GGUF: value types, and the limits spola sets on a header.
 
 Follows the GGUF specification (docs/gguf.md of the ggml repository), versions 2 and 3. No I/O.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
-from math import prod
-from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
-
-from spola.core.dtype import DType
 
 __all__ = [
     "ALIGNMENT_KEY",
@@ -31,8 +26,6 @@ __all__ = [
     "SCALARS",
     "VERSIONS",
     "FieldType",
-    "TensorEntry",
-    "UnsupportedTensor",
     "ValueType",
     "align_up",
 ]
@@ -92,37 +85,6 @@ class FieldType(NamedTuple):
 
     type: ValueType
     element: FieldType | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """Where one tensor lies.
-
-    ``shape`` is row-major (outermost first), the reverse of the order on disk. ``offset`` is absolute
-    in the file ``path``; both it and ``nbytes`` were checked against the size of that file.
-    """
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-    path: Path
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class UnsupportedTensor:
-    """A tensor of a type spola cannot decode; listed by ``inspect``, never loaded."""
-
-    name: str
-    type_name: str
-    shape: tuple[int, ...]
-    offset: int
-    path: Path
 
 
 def align_up(offset: int, alignment: int) -> int:

@@ -7,16 +7,12 @@ complete. Does not encode blocks. Wrong arguments are the caller's mistake and r
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from struct import error as StructError
 from struct import pack
 from typing import Any, BinaryIO
 
-from spola.core.dtype import DType, nbytes
 from spola.formats.gguf_split import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS, shard_path
 from spola.formats.gguf_types import (
     ALIGNMENT_KEY,
@@ -29,25 +25,11 @@ from spola.formats.gguf_types import (
     ValueType,
     align_up,
 )
+from spola.formats.output import NewTensor, check_tensors, complete_file, write_data
 
-__all__ = ["Buffer", "NewTensor", "infer_type", "write_gguf", "write_split_gguf"]
+__all__ = ["NewTensor", "infer_type", "write_gguf", "write_split_gguf"]
 
-Buffer = bytes | bytearray | memoryview
 _STRING = FieldType(ValueType.STRING)
-
-
-@dataclass(frozen=True, slots=True)
-class NewTensor:
-    """A tensor to write: ``shape`` is row-major, ``data`` its bytes or a function yielding them in parts."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    data: Buffer | Callable[[], Iterable[Buffer]]
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.dtype, prod(self.shape))
 
 
 def write_gguf(
@@ -65,13 +47,8 @@ def write_gguf(
     """
     alignment = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
     _check(tensors, alignment)
-    partial = path.with_name(path.name + ".part")
-    try:
-        with partial.open("wb") as out:
-            _write(out, metadata, types or {}, tensors, alignment)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with complete_file(path) as out:
+        _write(out, metadata, types or {}, tensors, alignment)
 
 
 def write_split_gguf(
@@ -152,15 +129,10 @@ def _integer_type(low: int, high: int, preferred: tuple[ValueType, ...]) -> Valu
 def _check(tensors: Sequence[NewTensor], alignment: int) -> None:
     if not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise ValueError(f"alignment {alignment} is not a power of two from 8 to {MAX_ALIGNMENT}")
-    if len({tensor.name for tensor in tensors}) != len(tensors):
-        raise ValueError("two tensors have the same name")
+    check_tensors(tensors)
     for tensor in tensors:
         if not 1 <= len(tensor.shape) <= MAX_DIMS or min(tensor.shape) < 1:
             raise ValueError(f"tensor {tensor.name} has the shape {tensor.shape}")
-        if tensor.shape[-1] % tensor.dtype.block:
-            raise ValueError(
-                f"tensor {tensor.name}: rows of {tensor.shape[-1]} do not fit {tensor.dtype.name}"
-            )
 
 
 def _write(
@@ -186,22 +158,13 @@ def _write(
         offset = align_up(offset + tensor.nbytes, alignment)
     for tensor in tensors:
         _pad(out, alignment)
-        _write_data(out, tensor)
+        write_data(out, tensor)
     _pad(out, alignment)
 
 
 def _pad(out: BinaryIO, alignment: int) -> None:
     at = out.tell()
     out.write(bytes(align_up(at, alignment) - at))
-
-
-def _write_data(out: BinaryIO, tensor: NewTensor) -> None:
-    parts = tensor.data() if callable(tensor.data) else (tensor.data,)
-    done = 0
-    for part in parts:
-        done += out.write(part)
-    if done != tensor.nbytes:
-        raise ValueError(f"tensor {tensor.name} has {done} bytes of data; {tensor.nbytes} were expected")
 
 
 def _string(text: str | bytes) -> bytes:
