@@ -20,6 +20,7 @@ BUILTIN = {
     "native": "spola.backends.native:NativeRunner",
     "null": "spola.backends.null:NullRunner",
     "reference": "spola.backends.reference:ReferenceRunner",
+    "reference-quantized": "spola.backends.reference:QuantizedReferenceRunner",
 }
 
 

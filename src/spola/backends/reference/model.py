@@ -1,0 +1,257 @@
+"""A DecoderSpec with its weights: from a batch of tokens to hidden states, and from those to logits.
+
+Interprets the spec part by part; what it does not implement is refused by name at load. All arithmetic is the
+mode's (``maths``), all memory of earlier tokens the cache's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spola.backends.reference.arrays import F32, F64, Bool, Ints
+from spola.backends.reference.batch import Batch
+from spola.backends.reference.blocks import check_finite, decode
+from spola.backends.reference.cache import KvCache
+from spola.backends.reference.maths import Maths, vector
+from spola.core.dtype import BY_NAME, nbytes
+from spola.core.errors import ModelError
+from spola.core.runner import Tensor
+from spola.spec.decoder import (
+    Attention,
+    DecoderSpec,
+    DenseMlp,
+    Layer,
+    LayerNorm,
+    LearnedPositions,
+    NoPositions,
+    Norm,
+    RmsNorm,
+    Rope,
+)
+from spola.spec.manifest import TensorInfo, manifest
+from spola.spec.rope import inverse_frequencies
+
+__all__ = ["Model"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A matrix looked up by row, as stored: ``data`` uint8 [rows, bytes of a row]."""
+
+    dtype: str
+    data: Ints
+    columns: int
+
+    def rows(self, ids: Ints) -> F32:
+        return decode(self.dtype, self.data[ids].tobytes(), len(ids), self.columns)
+
+
+class Model:
+    """Weights and forward pass. ``vocab`` and ``hidden`` are the spec's."""
+
+    def __init__(
+        self, spec: DecoderSpec, tensors: Iterable[Tensor], maths: Maths, cache: KvCache, max_model_len: int
+    ) -> None:
+        """Take the weights in. Raises ModelError naming the part, or the tensor, at fault."""
+        _check_parts(spec, maths)
+        self.spec, self.vocab, self.hidden = spec, spec.vocab, spec.hidden
+        self._maths, self._cache, self._max_len = maths, cache, max_model_len
+        self._tables: dict[str, _Table] = {}
+        self._matrices: dict[str, Any] = {}
+        self._vectors: dict[str, F32] = {}
+        wanted = {info.name: info for info in manifest(spec)}
+        for tensor in tensors:
+            if tensor.name not in wanted:
+                raise ModelError(f"tensor {tensor.name} is not part of this model, or came twice")
+            self._take(tensor, wanted.pop(tensor.name))
+        missing = next((info.name for info in wanted.values() if info.required), None)
+        if missing is not None:
+            raise ModelError(f"tensor {missing} is missing")
+        self._ropes: dict[Rope, tuple[F64, float]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the unpacked weights take here."""
+        tables = sum(t.data.nbytes for t in self._tables.values())
+        matrices = sum(self._maths.nbytes(m) for m in self._matrices.values())
+        return tables + matrices + sum(v.nbytes for v in self._vectors.values())
+
+    def hidden_states(self, batch: Batch, bad: Bool) -> F32:
+        """Run all layers over ``batch`` [rows, hidden], writing the cache; no final norm.
+
+        Marks in ``bad`` [rows] those whose activations are not finite.
+        """
+        spec = self.spec
+        x = self._tables["embedding.weight"].rows(batch.ids)
+        if spec.embedding_scale != 1.0:
+            x = x * np.float32(spec.embedding_scale)
+        if isinstance(spec.positions, LearnedPositions):
+            x = x + self._tables["positions.weight"].rows(batch.positions + spec.positions.offset)
+        if spec.embedding_norm is not None:
+            x = self._norm("embedding_norm", spec.embedding_norm, x)
+        turns: dict[Rope, tuple[F32, F32]] = {}
+        for index, layer in enumerate(spec.layers):
+            x = self._layer(index, layer, x, batch, turns, bad)
+        return x
+
+    def final_norm(self, x: F32) -> F32:
+        norm = self.spec.final_norm
+        return x if norm is None else self._norm("final_norm", norm, x)
+
+    def logits(self, normed: F32, bad: Bool) -> F32:
+        """f32 [rows, vocab] of rows that went through ``final_norm``."""
+        head = self.spec.head
+        out = self._maths.linear(self._matrices["embedding" if head.tied else "head"], normed, bad)
+        if head.bias:
+            out = out + self._vectors["head.bias"]
+        if head.scale != 1.0:
+            out = np.float32(head.scale) * out
+        return out if head.softcap is None else self._maths.softcap(out, head.softcap)
+
+    # --- loading ---------------------------------------------------------------------------------
+
+    def _take(self, tensor: Tensor, info: TensorInfo) -> None:
+        if tuple(tensor.shape) != info.shape:
+            raise ModelError(
+                f"tensor {tensor.name} has shape {list(tensor.shape)}, expected {list(info.shape)}"
+            )
+        stem = tensor.name.removesuffix(".weight")
+        if len(info.shape) == 1:
+            self._vectors[tensor.name] = vector(tensor)
+            return
+        if info.role in ("embedding", "positions"):
+            size = nbytes(BY_NAME[tensor.dtype], tensor.shape[1])
+            data = np.frombuffer(tensor.data, np.uint8).reshape(-1, size).copy()
+            self._tables[tensor.name] = _Table(tensor.dtype, data, tensor.shape[1])
+            if info.role == "positions" or not self.spec.head.tied:
+                _check_table(tensor.name, self._tables[tensor.name])
+                return
+        self._matrices[stem] = self._maths.matrix(tensor)
+
+    # --- one layer -------------------------------------------------------------------------------
+
+    def _layer(
+        self, index: int, layer: Layer, x: F32, batch: Batch, turns: dict[Rope, tuple[F32, F32]], bad: Bool
+    ) -> F32:
+        name = f"layers.{index}."
+        h = self._optional(f"{name}pre_attention_norm", layer.pre_attention_norm, x)
+        y = self._attention(index, layer.attention, h, batch, turns, bad)  # type: ignore[arg-type]
+        y = self._optional(f"{name}post_attention_norm", layer.post_attention_norm, y)
+        after = _add(x, y, layer.residual_scale)
+        if layer.residual == "serial":
+            h = self._optional(f"{name}pre_mlp_norm", layer.pre_mlp_norm, after)
+        elif layer.pre_mlp_norm is not None:
+            h = self._norm(f"{name}pre_mlp_norm", layer.pre_mlp_norm, x)
+        y = self._mlp(f"{name}mlp.", layer.mlp, h, bad)  # type: ignore[arg-type]
+        y = self._optional(f"{name}post_mlp_norm", layer.post_mlp_norm, y)
+        return _add(after, y, layer.residual_scale)
+
+    def _attention(
+        self, index: int, a: Attention, h: F32, batch: Batch, turns: dict[Rope, tuple[F32, F32]], bad: Bool
+    ) -> F32:
+        name, n = f"layers.{index}.attention.", len(h)
+        q = self._linear(f"{name}q", h, a.qkv_bias, bad).reshape(n, a.heads, a.k_dim)
+        k = self._linear(f"{name}k", h, a.qkv_bias, bad).reshape(n, a.kv_heads, a.k_dim)
+        v = self._linear(f"{name}v", h, a.qkv_bias, bad).reshape(n, a.kv_heads, a.v_dim)
+        if a.q_norm is not None:
+            q = self._head_norm(f"{name}q_norm", a, a.q_norm, q)
+        if a.k_norm is not None:
+            k = self._head_norm(f"{name}k_norm", a, a.k_norm, k)
+        if isinstance(a.positions, Rope):
+            if a.positions not in turns:
+                turns[a.positions] = self._turns(a.positions, batch.positions)
+            q = self._rotate(a.positions, q, turns[a.positions])
+            k = self._rotate(a.positions, k, turns[a.positions])
+        self._cache.write(index, batch, k, v)
+        sinks = self._vectors[f"{name}sinks"] if a.sinks else None
+        out = self._maths.attend(a, q, self._cache, index, batch, sinks)
+        return self._linear(f"{name}o", out.reshape(n, -1), a.out_bias, bad)
+
+    def _mlp(self, name: str, m: DenseMlp, h: F32, bad: Bool) -> F32:
+        act = self._maths.activation(m.activation)
+        up = self._linear(f"{name}up", h, m.bias, bad)
+        inner = act(self._linear(f"{name}gate", h, m.bias, bad)) * up if m.gated else act(up)
+        return self._linear(f"{name}down", inner, m.bias, bad)
+
+    def _linear(self, name: str, x: F32, bias: bool, bad: Bool) -> F32:
+        y = self._maths.linear(self._matrices[name], x, bad)
+        return y + self._vectors[f"{name}.bias"] if bias else y
+
+    def _optional(self, name: str, norm: Norm | None, x: F32) -> F32:
+        return x if norm is None else self._norm(name, norm, x)
+
+    def _norm(self, name: str, norm: Norm, x: F32) -> F32:
+        match norm:
+            case RmsNorm(eps=eps, offset=offset):
+                weight = self._vectors[f"{name}.weight"]
+                return self._maths.rms_norm(x, weight + np.float32(offset) if offset else weight, eps)
+            case LayerNorm(eps=eps):
+                n = x.shape[-1]
+                weight = self._vectors[f"{name}.weight"] if norm.weight else np.ones(n, np.float32)
+                bias = self._vectors[f"{name}.bias"] if norm.bias else np.zeros(n, np.float32)
+                return self._maths.layer_norm(x, weight, bias, eps)
+
+    def _head_norm(self, name: str, a: Attention, norm: Norm, x: F32) -> F32:
+        if a.qk_norm_span == "head":
+            return self._norm(name, norm, x)
+        return self._norm(name, norm, x.reshape(len(x), -1)).reshape(x.shape)
+
+    # --- rope ------------------------------------------------------------------------------------
+
+    def _turns(self, rope: Rope, positions: Ints) -> tuple[F32, F32]:
+        """cos and sin, f32 [rows, 1, dim / 2]: angles, functions and the factor in f64, then rounded."""
+        if rope not in self._ropes:
+            frequencies, factor = inverse_frequencies(rope, self._max_len)
+            turns = np.array(frequencies, np.float64)
+            if rope.factors is not None:
+                turns = turns / self._vectors[rope.factors].astype(np.float64)
+            self._ropes[rope] = turns, factor
+        turns, factor = self._ropes[rope]
+        angles = positions[:, None, None].astype(np.float64) * turns
+        return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
+
+    def _rotate(self, rope: Rope, x: F32, turns: tuple[F32, F32]) -> F32:
+        half = rope.dim // 2
+        if rope.layout == "interleaved":
+            first, second = slice(0, rope.dim, 2), slice(1, rope.dim, 2)
+        else:
+            first, second = slice(0, half), slice(half, rope.dim)
+        out = x.copy()
+        out[..., first], out[..., second] = self._maths.rotate(x[..., first], x[..., second], *turns)
+        return out
+
+
+def _add(x: F32, y: F32, scale: float) -> F32:
+    return x + y if scale == 1.0 else x + np.float32(scale) * y
+
+
+def _check_table(name: str, table: _Table) -> None:
+    for start in range(0, len(table.data), 4096):  # in parts: a vocabulary in f32 would be large
+        check_finite(name, table.rows(np.arange(start, min(start + 4096, len(table.data)))))
+
+
+def _check_parts(spec: DecoderSpec, maths: Maths) -> None:
+    """Refuse by name what ``Model`` does not compute."""
+
+    def refuse(index: int, what: str) -> None:
+        raise ModelError(f"layer {index}: the reference backend does not support {what}")
+
+    for index, layer in enumerate(spec.layers):
+        match layer.attention:
+            case Attention(positions=Rope() | NoPositions()):
+                pass
+            case Attention(positions=positions):
+                refuse(index, f"{type(positions).__name__} positions in attention")
+            case other:
+                refuse(index, type(other).__name__)
+        match layer.mlp:
+            case DenseMlp(clamp=None, activation=activation):
+                maths.activation(activation)
+            case DenseMlp():
+                refuse(index, "clamped activations")
+            case other_mlp:
+                refuse(index, type(other_mlp).__name__)
