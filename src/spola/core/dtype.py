@@ -1,7 +1,7 @@
 """The table of tensor types: names, GGUF ids, block sizes in elements and bytes.
 
 The ids and sizes follow ggml's ``ggml_type`` enumeration as written in GGUF v2 and v3. Decoding lives
-in ``formats.blocks`` (reference) and in ``native/`` (kernels); this module only knows sizes.
+in ``backends.reference.blocks`` and in ``native/`` (kernels); this module only knows sizes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,44 @@
+// Probe through CPUID and XGETBV. Compiled for the baseline, so it runs anywhere.
+#include "base/cpu.h"
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace spola {
+
+#if defined(__x86_64__)
+
+namespace {
+
+// Register state that the system saves at a context switch (XCR0).
+uint64_t enabled_state() {
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+constexpr uint32_t bit(int n) { return 1u << n; }
+
+}  // namespace
+
+CpuFeatures probe_cpu() {
+  CpuFeatures out;
+  uint32_t a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return out;
+  const bool osxsave = c & bit(27), avx = c & bit(28), fma = c & bit(12), f16c = c & bit(29);
+  if (!osxsave || !avx || (enabled_state() & 6) != 6) return out;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return out;
+  out.avx2 = (b & bit(5)) && fma && f16c;
+  return out;
+}
+
+#else
+
+CpuFeatures probe_cpu() { return {}; }
+
+#endif
+
+}  // namespace spola

@@ -1,0 +1,34 @@
+// One GGUF block as int8 codes with a scale and a min per group: value = scale * code + min.
+//
+// The plain decoding that the generic packed schemes and the embedding lookup are made of. Products and
+// sums of the caller round separately, which makes the values equal to ggml's reference decoding.
+#pragma once
+
+#include <cstdint>
+
+#include "base/blocks.h"
+
+namespace spola {
+
+// Values of the non-linear 4-bit types, by code.
+extern const int8_t kIQ4Values[16];
+extern const int8_t kMXFP4Values[16];
+
+struct Expanded {
+  int8_t code[256];
+  float scale[16];
+  float min[16];
+};
+
+// Values per scale of a quantized type: 16 or 32; 0 for F32, F16, BF16.
+int group_of(GgmlType type);
+// Whether the type has mins.
+bool has_min(GgmlType type);
+
+// Decodes the block at `block`. `min` is set only where the type has mins.
+void expand_block(GgmlType type, const uint8_t* block, Expanded* out);
+
+// Whether all scales and mins of the block are finite, and so are the values they give.
+bool block_finite(GgmlType type, const uint8_t* block);
+
+}  // namespace spola

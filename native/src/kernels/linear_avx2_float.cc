@@ -1,0 +1,67 @@
+// F32, F16 and BF16 weights times f32 activations: one FMA per product, k ascending.
+#include "kernels/simd_avx2.h"
+#include "kernels/variants.h"
+
+namespace spola::avx2 {
+namespace {
+
+struct F32 {
+  static constexpr int kBytes = 64;
+  static SPOLA_INLINE __m256 load(const uint8_t* p, int h) { return load_float8(p + h * 32); }
+};
+struct F16 {
+  static constexpr int kBytes = 32;
+  static SPOLA_INLINE __m256 load(const uint8_t* p, int h) { return load_half8(p + h * 16); }
+};
+struct BF16 {
+  static constexpr int kBytes = 32;
+  static SPOLA_INLINE __m256 load(const uint8_t* p, int h) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p + h * 16)), 16));
+  }
+};
+
+template <class W, int MR>
+SPOLA_INLINE void column(__m256 (&acc)[MR][2], const uint8_t* p, const float* const (&x)[MR], long k) {
+  const __m256 w0 = W::load(p, 0), w1 = W::load(p, 1);
+#pragma GCC unroll 4
+  for (int r = 0; r < MR; ++r) {
+    const __m256 b = _mm256_broadcast_ss(x[r] + k);
+    acc[r][0] = _mm256_fmadd_ps(w0, b, acc[r][0]);
+    acc[r][1] = _mm256_fmadd_ps(w1, b, acc[r][1]);
+  }
+}
+
+template <class W>
+struct Float {
+  template <class N>
+  static void tile(N, const uint8_t* p, const Activations& a, int row0, float* out) {
+    constexpr int MR = N::value;
+    const float* x[MR];
+    __m256 acc[MR][2];
+#pragma GCC unroll 4
+    for (int r = 0; r < MR; ++r) {
+      x[r] = a.f32 + (row0 + r) * static_cast<long>(a.k);
+      acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    }
+    long k = 0;
+    for (; k + 4 <= a.k; k += 4, p += 4 * W::kBytes) {
+      prefetch<MR, 4 * W::kBytes>(p);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) column<W>(acc, p + i * W::kBytes, x, k + i);
+    }
+    for (; k < a.k; ++k, p += W::kBytes) column<W>(acc, p, x, k);
+#pragma GCC unroll 4
+    for (int r = 0; r < MR; ++r) {
+      _mm256_storeu_ps(out + r * kTileRows, acc[r][0]);
+      _mm256_storeu_ps(out + r * kTileRows + 8, acc[r][1]);
+    }
+  }
+};
+
+}  // namespace
+
+SPOLA_TILE_KERNEL(tile_f32, Float<F32>::tile)
+SPOLA_TILE_KERNEL(tile_f16, Float<F16>::tile)
+SPOLA_TILE_KERNEL(tile_bf16, Float<BF16>::tile)
+
+}  // namespace spola::avx2

@@ -1,0 +1,143 @@
+// 4-bit weights times A8 activations: Q4_0, Q4_1, Q4_K.
+//
+// Codes stay unsigned. Eight products of maddubs add up in int16 without overflow (8 * 2 * 15 * 127 =
+// 30480), so the widening madd is paid once per 32 columns. A zero point of 8 is taken off in int32, from
+// the sums of activations.
+#include "kernels/simd_avx2.h"
+#include "kernels/variants.h"
+
+namespace spola::avx2 {
+namespace {
+
+// Dot of 32 columns whose low nibbles are columns 0..15 and high nibbles 16..31.
+template <int MR>
+SPOLA_INLINE void dot_split(__m256i (&chain)[MR][2], const uint8_t* qs, const int8_t* const (&q)[MR], long at) {
+  const __m256i low = _mm256_set1_epi8(15);
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m256i raw0 = load256(qs + j * kGroupBytes), raw1 = load256(qs + j * kGroupBytes + 32);
+    const __m256i l0 = _mm256_and_si256(raw0, low), l1 = _mm256_and_si256(raw1, low);
+    if (j == 0) {
+      chain_add<true>(chain, l0, l1, q, at);
+    } else {
+      chain_add<false>(chain, l0, l1, q, at + 4 * j);
+    }
+    const __m256i h0 = _mm256_and_si256(_mm256_srli_epi16(raw0, 4), low);
+    const __m256i h1 = _mm256_and_si256(_mm256_srli_epi16(raw1, 4), low);
+    chain_add<false>(chain, h0, h1, q, at + 16 + 4 * j);
+  }
+}
+
+// Dot of 32 columns that are all in the low (Shift 0) or high (Shift 4) nibbles of eight groups.
+template <int Shift, int MR>
+SPOLA_INLINE void dot_plane(__m256i (&chain)[MR][2], const uint8_t* qs, const int8_t* const (&q)[MR], long at) {
+  const __m256i low = _mm256_set1_epi8(15);
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) {
+    __m256i w0 = load256(qs + j * kGroupBytes), w1 = load256(qs + j * kGroupBytes + 32);
+    if constexpr (Shift != 0) w0 = _mm256_srli_epi16(w0, Shift), w1 = _mm256_srli_epi16(w1, Shift);
+    w0 = _mm256_and_si256(w0, low);
+    w1 = _mm256_and_si256(w1, low);
+    if (j == 0) {
+      chain_add<true>(chain, w0, w1, q, at);
+    } else {
+      chain_add<false>(chain, w0, w1, q, at + 4 * j);
+    }
+  }
+}
+
+template <class N>
+void u4s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
+  constexpr int MR = N::value;
+  const RowsA8<MR> rows(a, row0);
+  Accumulators<MR> acc(out);
+  const long blocks = a.k / kBlock;
+  for (long b = 0; b < blocks; ++b, p += u4s::kBytes) {
+    prefetch<MR, u4s::kBytes>(p);
+    __m256i chain[MR][2];
+    dot_split(chain, p + u4s::kQs, rows.q, b * kBlock);
+    const __m256 d[2] = {load_half8(p + u4s::kD), load_half8(p + u4s::kD + 16)};
+#pragma GCC unroll 4
+    for (int r = 0; r < MR; ++r) {
+      const __m256 da = _mm256_broadcast_ss(rows.d[r] + b);
+      const __m256i zero = _mm256_madd_epi16(bcast4(rows.h[r] + b * 2), _mm256_set1_epi16(-8));
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        const __m256i i = _mm256_add_epi32(pair_sum(chain[r][h]), zero);
+        acc.fma(r, h, _mm256_mul_ps(d[h], da), _mm256_cvtepi32_ps(i));
+      }
+    }
+  }
+  acc.store();
+}
+
+// acc = fma(scale * da, float(i), acc), then fma(min, s, acc).
+template <int MR>
+SPOLA_INLINE void add_scale_min(Accumulators<MR>& acc, const __m256i (&chain)[MR][2], const __m256 (&scale)[2],
+                                const __m256 (&min)[2], const RowsA8<MR>& rows, long b) {
+#pragma GCC unroll 4
+  for (int r = 0; r < MR; ++r) {
+    const __m256 da = _mm256_broadcast_ss(rows.d[r] + b), s = _mm256_broadcast_ss(rows.s[r] + b);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      const __m256 i = _mm256_cvtepi32_ps(pair_sum(chain[r][h]));
+      const __m256 sum = _mm256_fmadd_ps(_mm256_mul_ps(scale[h], da), i, acc.get(r, h));
+      acc.set(r, h, _mm256_fmadd_ps(min[h], s, sum));
+    }
+  }
+}
+
+template <class N>
+void u4sm(N, const uint8_t* p, const Activations& a, int row0, float* out) {
+  constexpr int MR = N::value;
+  const RowsA8<MR> rows(a, row0);
+  Accumulators<MR> acc(out);
+  const long blocks = a.k / kBlock;
+  for (long b = 0; b < blocks; ++b, p += u4sm::kBytes) {
+    prefetch<MR, u4sm::kBytes>(p);
+    __m256i chain[MR][2];
+    dot_split(chain, p + u4sm::kQs, rows.q, b * kBlock);
+    const __m256 d[2] = {load_half8(p + u4sm::kD), load_half8(p + u4sm::kD + 16)};
+    const __m256 m[2] = {load_half8(p + u4sm::kM), load_half8(p + u4sm::kM + 16)};
+    add_scale_min(acc, chain, d, m, rows, b);
+  }
+  acc.store();
+}
+
+template <class N>
+void u4k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
+  constexpr int MR = N::value;
+  const RowsA8<MR> rows(a, row0);
+  Accumulators<MR> acc(out);
+  KScales scales;
+  for (long b = 0; b < a.k / kBlock; b += 8, p += u4k::kBytes) {
+    prefetch<MR, u4k::kPairs>(p);
+    scales.load(p);
+    for (long i = 0; i < 4; ++i) {
+      const uint8_t* pair = p + u4k::kPairs + i * u4k::kPairBytes;
+      prefetch<MR, u4k::kPairBytes>(pair);
+#pragma GCC unroll 2
+      for (long n = 0; n < 2; ++n) {
+        const long s = i * 2 + n;
+        __m256i chain[MR][2];
+        if (n == 0) {
+          dot_plane<0>(chain, pair, rows.q, (b + s) * kBlock);
+        } else {
+          dot_plane<4>(chain, pair, rows.q, (b + s) * kBlock);
+        }
+        const __m256 d[2] = {_mm256_load_ps(scales.scale[s]), _mm256_load_ps(scales.scale[s] + 8)};
+        const __m256 m[2] = {_mm256_load_ps(scales.min[s]), _mm256_load_ps(scales.min[s] + 8)};
+        add_scale_min(acc, chain, d, m, rows, b + s);
+      }
+    }
+  }
+  acc.store();
+}
+
+}  // namespace
+
+SPOLA_TILE_KERNEL(tile_u4s_a8, u4s)
+SPOLA_TILE_KERNEL(tile_u4sm_a8, u4sm)
+SPOLA_TILE_KERNEL(tile_u4k_a8, u4k)
+
+}  // namespace spola::avx2

@@ -1,0 +1,42 @@
+// Runs all native tests. Exit status 0 only if every check held.
+#include <chrono>
+
+#include "check.h"
+#include "kernels/table.h"
+
+namespace check {
+
+Totals& totals() {
+  static Totals t;
+  return t;
+}
+
+bool expect(bool ok, const char* what, const char* file, int line) {
+  Totals& t = totals();
+  ++t.checks;
+  if (ok) return true;
+  if (++t.failures <= 20) std::fprintf(stderr, "%s:%d: %s\n", file, line, what);
+  return false;
+}
+
+}  // namespace check
+
+int main() {
+  struct Suite {
+    const char* name;
+    void (*run)();
+  };
+  const Suite suites[] = {{"pack", test_pack}, {"linear", test_linear}, {"rows", test_rows}};
+  const spola::Kernels* best = spola::select_kernels("");
+  std::printf("best kernels here: %s\n", best->isa);
+  for (const Suite& s : suites) {
+    const long before = check::totals().checks;
+    const auto start = std::chrono::steady_clock::now();
+    s.run();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    std::printf("%-8s %8ld checks %6.2f s\n", s.name, check::totals().checks - before, took.count());
+  }
+  const check::Totals t = check::totals();
+  std::printf("%ld checks, %ld failed\n", t.checks, t.failures);
+  return t.failures == 0 && t.checks > 0 ? 0 : 1;
+}

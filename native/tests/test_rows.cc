@@ -1,0 +1,226 @@
+// Kernels over one row: quantizers, norms, element-wise functions, reductions.
+#include "base/half.h"
+#include "check.h"
+#include "kernels/table.h"
+
+using namespace spola;
+
+namespace {
+
+constexpr int kLengths[] = {1, 2, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 63, 64, 65, 100, 576, 1000};
+
+std::vector<float> random_row(int n, check::Random& random) {
+  std::vector<float> x(static_cast<size_t>(n));
+  for (float& v : x) v = random.value();
+  return x;
+}
+
+void check_a8(const std::vector<float>& x, bool finite) {
+  const int k = static_cast<int>(x.size());
+  struct Out {
+    std::vector<int8_t> q;
+    std::vector<float> d, s;
+    std::vector<int16_t> h;
+    bool ok;
+  };
+  const auto run = [&](const Kernels* kernels) {
+    Out o{std::vector<int8_t>(x.size(), 99), std::vector<float>(x.size() / 32, 9.0f),
+          std::vector<float>(x.size() / 32, 9.0f), std::vector<int16_t>(x.size() / 16, 99), false};
+    o.ok = kernels->quantize_a8(x.data(), k, o.q.data(), o.d.data(), o.s.data(), o.h.data());
+    return o;
+  };
+  const Out a = run(scalar_kernels()), b = run(select_kernels(""));
+  CHECK(a.ok == finite && b.ok == finite);
+  CHECK(a.q == b.q && a.h == b.h);
+  for (size_t i = 0; i < a.d.size(); ++i) {
+    CHECK(check::same(a.d[i], b.d[i]) && check::same(a.s[i], b.s[i]));
+    int sum = 0;
+    for (size_t j = i * 32; j < i * 32 + 32; ++j) {
+      sum += a.q[j];
+      CHECK(a.q[j] >= -127);
+      // Half a step, and the rounding of the scale.
+      if (finite && a.d[i] > 0) CHECK(std::fabs(double(a.q[j]) * a.d[i] - x[j]) <= a.d[i] * 0.5001);
+    }
+    CHECK(a.h[i * 2] + a.h[i * 2 + 1] == sum && a.s[i] == a.d[i] * static_cast<float>(sum));
+  }
+}
+
+void check_a16(const std::vector<float>& x, bool finite) {
+  const int k = static_cast<int>(x.size());
+  std::vector<int16_t> a(x.size() + 1, 99), b(x.size() + 1, 99);
+  float da = 9, db = 9;
+  CHECK(scalar_kernels()->quantize_a16(x.data(), k, a.data(), &da) == finite);
+  CHECK(select_kernels("")->quantize_a16(x.data(), k, b.data(), &db) == finite);
+  CHECK(a == b && check::same(da, db) && a.back() == 99);
+  for (size_t i = 0; finite && da > 0 && i < x.size(); ++i) {
+    CHECK(std::fabs(double(a[i]) * da - x[i]) <= da * 0.51);  // q * 2^-24 adds up to 0.004 of a step
+  }
+}
+
+void check_quantizers(check::Random& random) {
+  for (int k : {32, 64, 96, 576, 1024}) {
+    const std::vector<float> x = random_row(k, random);
+    check_a8(x, true);
+    check_a16(x, true);
+    for (float special : {0.0f, -0.0f, 1e-45f, -1e-38f, 0x1p-101f, 0x1p-100f, 3.4e38f, -3.4e38f}) {
+      std::vector<float> y(x.size(), special);
+      check_a8(y, true);
+      check_a16(y, true);
+      y = x;
+      y[static_cast<size_t>(random.below(k))] = special;
+      check_a8(y, true);
+      check_a16(y, true);
+    }
+    for (float special : {INFINITY, -INFINITY, NAN, -NAN}) {
+      std::vector<float> y = x;
+      y[static_cast<size_t>(random.below(k))] = special;
+      check_a8(y, false);
+      check_a16(y, false);
+    }
+  }
+  for (int k : {1, 7, 9, 33}) check_a16(random_row(k, random), true);
+}
+
+using Unary = void (*)(const float*, int, float*);
+
+// Compares the two instruction sets on x[0..n) for a call that writes n floats; nothing is written past n.
+template <class Call>
+std::vector<float> check_equal(int n, Call call) {
+  std::vector<float> a(static_cast<size_t>(n) + 8, -5.0f), b(static_cast<size_t>(n) + 8, -5.0f);
+  call(*scalar_kernels(), a.data());
+  call(*select_kernels(""), b.data());
+  for (size_t i = 0; i < a.size(); ++i) {
+    CHECK_MSG(check::same(a[i], b[i]), "n %d at %zu: %a, twin %a", n, i, double(b[i]), double(a[i]));
+    if (i >= static_cast<size_t>(n)) CHECK(a[i] == -5.0f);
+  }
+  return a;
+}
+
+void check_norms(int n, check::Random& random) {
+  const std::vector<float> x = random_row(n, random), w = random_row(n, random), b = random_row(n, random);
+  const float eps = 1e-5f;
+  double squares = 0, sum = 0, centred = 0;
+  for (float v : x) squares += double(v) * v, sum += v;
+  for (float v : x) centred += (v - sum / n) * (v - sum / n);
+  const double root = 1 / std::sqrt(squares / n + double(eps)), spread = 1 / std::sqrt(centred / n + double(eps));
+  const auto rms = check_equal(n, [&](const Kernels& k, float* y) { k.rms_norm(x.data(), w.data(), eps, n, y); });
+  const auto layer = check_equal(n, [&](const Kernels& k, float* y) { k.layer_norm(x.data(), w.data(), b.data(), eps, n, y); });
+  const double u = 0x1p-24, steps = n / 16 + 12;
+  for (int i = 0; i < n; ++i) {
+    const size_t j = static_cast<size_t>(i);
+    const double want = x[j] * root * w[j];
+    CHECK(std::fabs(rms[j] - want) <= steps * u * std::fabs(want));
+    // mu is off by up to steps * u * mean |x|, which the division by a small spread enlarges.
+    const double scale = spread * std::fabs(w[j]), level = std::sqrt(squares / n);
+    const double exact = (x[j] - sum / n) * scale * (w[j] < 0 ? -1 : 1) + b[j];
+    const double c = std::fabs(x[j] - sum / n);
+    const double tolerance = steps * u * ((level + c) * scale * (1 + c * spread * level * spread) * 4 + std::fabs(exact));
+    CHECK_MSG(std::fabs(layer[j] - exact) <= tolerance + 1e-30, "n %d: %g, f64 %g, bound %g", n, double(layer[j]), exact, tolerance);
+  }
+  // In place.
+  for (const Kernels* k : {scalar_kernels(), select_kernels("")}) {
+    std::vector<float> y = x;
+    k->rms_norm(y.data(), w.data(), eps, n, y.data());
+    CHECK(std::memcmp(y.data(), rms.data(), y.size() * 4) == 0);
+  }
+}
+
+void check_gated(int n, check::Random& random) {
+  std::vector<float> gate = random_row(n, random), up = random_row(n, random);
+  for (float& g : gate) g *= 4;
+  gate[static_cast<size_t>(random.below(n))] = random.symmetric(300);
+  const auto silu = check_equal(n, [&](const Kernels& k, float* y) { k.silu_mul(gate.data(), up.data(), n, y); });
+  const auto gelu = check_equal(n, [&](const Kernels& k, float* y) { k.gelu_tanh_mul(gate.data(), up.data(), n, y); });
+  for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+    const double g = gate[i];
+    const double s = g / (1 + std::exp(-g)) * up[i];
+    CHECK(std::fabs(silu[i] - s) <= 8 * 0x1p-24 * std::fabs(s) + 1e-34);
+    const double e = 0.5 * g * (1 + std::tanh(0.7978845608 * (g + 0.044715 * g * g * g))) * up[i];
+    // h * tanh + h cancels for negative x: the error is relative to |h * up|.
+    CHECK(std::fabs(gelu[i] - e) <= 8 * 0x1p-24 * std::fabs(g * up[i]) + 1e-34);
+  }
+  for (const Kernels* k : {scalar_kernels(), select_kernels("")}) {  // output over an input
+    std::vector<float> y = gate;
+    k->silu_mul(y.data(), up.data(), n, y.data());
+    CHECK(std::memcmp(y.data(), silu.data(), y.size() * 4) == 0);
+    y = up;
+    k->gelu_tanh_mul(gate.data(), y.data(), n, y.data());
+    CHECK(std::memcmp(y.data(), gelu.data(), y.size() * 4) == 0);
+  }
+}
+
+void check_exp() {
+  std::vector<float> x;
+  for (float v = -90; v < 90; v += 0.0173f) x.push_back(v);
+  for (float v : {0.0f, -0.0f, 1e-30f, -1e-30f, -87.33654f, 88.0f, 88.1f, 1e30f, -1e30f, INFINITY, -INFINITY, NAN}) {
+    x.push_back(v);
+  }
+  x.push_back(std::nextafter(-87.33654f, -100.0f));
+  const int n = static_cast<int>(x.size());
+  const auto y = check_equal(n, [&](const Kernels& k, float* out) { k.exp_many(x.data(), n, out); });
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (std::isnan(x[i])) {
+      CHECK(std::isnan(y[i]));
+      continue;
+    }
+    const double want = x[i] < -87.33654f ? 0 : std::exp(std::fmin(x[i], 88.0));
+    CHECK_MSG(std::fabs(y[i] - want) <= 2 * 0x1p-24 * want + 0x1p-149, "exp(%g) = %g", double(x[i]), double(y[i]));
+  }
+}
+
+void check_reductions(int n, check::Random& random) {
+  std::vector<float> x = random_row(n, random);
+  const Kernels *scalar = scalar_kernels(), *best = select_kernels("");
+  const float most = scalar->max_many(x.data(), n);
+  bool member = false;
+  for (float v : x) {
+    CHECK(v <= most);
+    member = member || v == most;
+  }
+  CHECK(member && check::same(best->max_many(x.data(), n), most));
+  const float sum = scalar->sum_exp16(x.data(), n, most);
+  CHECK(check::same(best->sum_exp16(x.data(), n, most), sum));
+  double want = 0;
+  for (float v : x) want += std::exp(double(v) - double(most));
+  CHECK(std::fabs(sum - want) <= (n / 16 + 8) * 0x1p-24 * want * 2 + n * 1e-38 + 3e-6 * want * 0x1p-3);
+  for (float special : {NAN, INFINITY, -INFINITY}) {
+    x[static_cast<size_t>(random.below(n))] = special;
+    CHECK(check::same(best->max_many(x.data(), n), scalar->max_many(x.data(), n)));
+    if (std::isnan(special)) CHECK(std::isnan(scalar->max_many(x.data(), n)));
+  }
+  std::vector<float> zeros(static_cast<size_t>(n), -0.0f);
+  zeros[static_cast<size_t>(random.below(n))] = n % 2 == 0 ? 0.0f : -0.0f;
+  for (const Kernels* k : {scalar, best}) CHECK(std::bit_cast<uint32_t>(k->max_many(zeros.data(), n)) == 0);
+}
+
+void check_half_store(check::Random& random) {
+  std::vector<float> x;
+  for (int i = 0; i < 20003; ++i) x.push_back(std::bit_cast<float>(static_cast<uint32_t>(random.bits())));
+  for (uint32_t h = 0; h < 0x10000; h += 7) {
+    const float f = f16_to_f32(static_cast<uint16_t>(h));
+    for (float v : {f, std::nextafter(f, 0.0f), std::nextafter(f, 1e30f), f * 1.0004883f}) x.push_back(v);
+  }
+  for (int n : {1, 7, 8, 13, static_cast<int>(x.size())}) {
+    std::vector<uint16_t> a(x.size() + 1, 7), b(x.size() + 1, 7);
+    scalar_kernels()->f32_to_f16(x.data(), n, a.data());
+    select_kernels("")->f32_to_f16(x.data(), n, b.data());
+    CHECK(a == b && a[static_cast<size_t>(n)] == 7);
+    for (int i = 0; i < n; ++i) CHECK(a[static_cast<size_t>(i)] == f32_to_f16_bits(x[static_cast<size_t>(i)]));
+  }
+}
+
+}  // namespace
+
+void test_rows() {
+  check::Random random(3);
+  check_quantizers(random);
+  check_exp();
+  check_half_store(random);
+  for (int n : kLengths) {
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      check_norms(n, random);
+      check_gated(n, random);
+      check_reductions(n, random);
+    }
+  }
+}
