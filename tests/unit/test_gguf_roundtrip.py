@@ -155,6 +155,19 @@ def test_large_string_arrays_cross_chunks(tmp_path: Path) -> None:
         assert model.tensors == {}
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 7, 8, 9, 31])
+def test_chunk_boundaries_may_fall_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    path = tmp_path / "model.gguf"
+    _write(path, _tensors(), **{"t.nested": NESTED})
+    with open_gguf(path) as model:
+        expected = (model.metadata, model.types, model.tensors)
+    monkeypatch.setattr("spola.formats.gguf_cursor._CHUNK", chunk)
+    with open_gguf(path) as model:
+        assert (model.metadata, model.types, model.tensors) == expected
+
+
 def test_ranges_and_buffers(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     tensor = _tensors()[3]
@@ -249,3 +262,22 @@ def test_what_cannot_be_inferred(value: Any) -> None:
 def test_values_out_of_range_are_refused(tmp_path: Path, value: Any, kind: ValueType) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         write_gguf(tmp_path / "x.gguf", {"key": value}, [], types={"key": FieldType(kind)})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "message"),
+    [
+        ({"general.alignment": 24}, [], "alignment 24 is not a power of two"),
+        ({"general.alignment": 0}, [], "alignment 0 is not a power of two"),
+        ({}, [NewTensor("w", BY_NAME["F32"], (), b"")], r"tensor w has the shape \(\)"),
+        ({}, [NewTensor("w", BY_NAME["F32"], (2, 0), b"")], r"tensor w has the shape \(2, 0\)"),
+        ({}, [NewTensor("w", BY_NAME["Q4_0"], (2, 16), bytes(18))], "rows of 16 do not fit Q4_0"),
+        ({}, [NewTensor("w", BY_NAME["F32"], (1,), bytes(4))] * 2, "two tensors have the same name"),
+    ],
+)
+def test_the_writer_refuses_what_no_reader_takes(
+    tmp_path: Path, metadata: dict[str, Any], tensors: list[NewTensor], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_gguf(tmp_path / "x.gguf", metadata, tensors)
+    assert list(tmp_path.iterdir()) == []
