@@ -2,14 +2,9 @@
 #include <cstring>
 
 #include "base/cpu.h"
+#include "kernels/attention.h"
 #include "kernels/table.h"
 #include "kernels/variants.h"
-#if __has_include("kernels/attention.h")
-#include "kernels/attention.h"
-#define SPOLA_ATTENTION(isa) attention_segment_##isa
-#else
-#define SPOLA_ATTENTION(isa) nullptr
-#endif
 
 namespace spola {
 
@@ -48,7 +43,7 @@ namespace {
   table.gelu_tanh_mul = isa_name::gelu_tanh_mul;                                \
   table.f32_to_f16 = isa_name::f32_to_f16;                                      \
   table.exp_many = isa_name::exp_many;                                          \
-  table.attention_segment = SPOLA_ATTENTION(isa_name);                          \
+  table.attention_segment = attention_segment_##isa_name;                  \
   table.max_many = isa_name::max_many;                                          \
   table.sum_exp16 = isa_name::sum_exp16
 
