@@ -1,0 +1,106 @@
+"""Options that several commands share, and what they are turned into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spola.cli.output import note
+from spola.core.errors import ConfigError
+from spola.runtime.config import EngineConfig, Options, parse_bytes
+from spola.runtime.machine import describe_bytes
+
+__all__ = ["describe", "engine_options", "read_options", "sampling_options"]
+
+_Decorator = Callable[[Any], Any]
+
+_ENGINE: tuple[_Decorator, ...] = (
+    click.option("--backend", default="native", show_default=True, help="Which backend computes."),
+    click.option(
+        "--threads", type=click.IntRange(1), help="Threads; default: one per core, within the quota."
+    ),
+    click.option(
+        "--kv-dtype", default="f16", show_default=True, metavar="K[,V]", help="Types of cached K and V."
+    ),
+    click.option(
+        "--kv-memory", metavar="BYTES", help="Memory of the KV cache, as 512M or 2GiB; default: what fits."
+    ),
+    click.option(
+        "--max-model-len", type=click.IntRange(1), help="Tokens of prompt and answer together, at most."
+    ),
+    click.option(
+        "--chat-template",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Jinja file to use instead of the model's own chat template.",
+    ),
+)
+
+_SAMPLING: tuple[_Decorator, ...] = (
+    click.option("-n", "--max-tokens", type=click.IntRange(1), help="Tokens to generate, at most."),
+    click.option("--temperature", type=float, help="0 is greedy; default: as the model asks, else 0."),
+    click.option(
+        "--top-p", type=float, help="Sample from the likeliest tokens that sum to this probability."
+    ),
+    click.option("--top-k", type=int, help="Sample from this many likeliest tokens."),
+    click.option(
+        "--min-p", type=float, help="Drop tokens below this fraction of the likeliest one's probability."
+    ),
+    click.option("--seed", type=int, help="Same seed, same answer."),
+    click.option("--stop", multiple=True, metavar="STR", help="End the answer before this text. Repeatable."),
+)
+
+
+def engine_options(command: Any) -> Any:
+    """Add the engine options to a command; ``read_options`` takes them back out of its arguments."""
+    for option in reversed(_ENGINE):
+        command = option(command)
+    return command
+
+
+def sampling_options(command: Any) -> Any:
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command
+
+
+def read_options(given: dict[str, Any], **fixed: Any) -> Options:
+    """Take the engine options out of ``given``; ``fixed`` sets fields that a command decides itself."""
+    memory = given.pop("kv_memory")
+    template: Path | None = given.pop("chat_template")
+    return Options(
+        backend=given.pop("backend"),
+        threads=given.pop("threads"),
+        kv_dtype=given.pop("kv_dtype"),
+        kv_memory=None if memory is None else parse_bytes(memory, "--kv-memory"),
+        max_model_len=given.pop("max_model_len"),
+        chat_template=None if template is None else _text(template),
+        **fixed,
+    )
+
+
+def describe(config: EngineConfig, load_s: float) -> None:
+    """What was chosen, for ``-v``: a few lines on stderr."""
+    note(f"model      {config.model} ({config.architecture}), {config.path}")
+    note(f"backend    {config.backend} on {config.device}, {config.threads} threads: {config.threads_reason}")
+    note(f"weights    {describe_bytes(config.weights_bytes)}, loaded in {load_s:.2f} s")
+    kinds = "/".join(dict.fromkeys(config.kv_dtypes))
+    note(
+        f"KV cache   {describe_bytes(config.kv_bytes)} of {kinds}, {sum(config.kv_blocks)} blocks, "
+        f"{describe_bytes(config.kv_bytes_per_token)} per token"
+    )
+    note(
+        f"context    {config.max_model_len} tokens: {config.max_model_len_reason} "
+        f"(trained for {config.trained_context})"
+    )
+    note(f"memory     {describe_bytes(config.usable_bytes)} may be used")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {path}: {error}") from None

@@ -1,0 +1,43 @@
+"""What commands print: one JSON document or plain lines on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+import msgspec
+
+from spola.core.errors import RequestError
+
+__all__ = ["emit_json", "json_option", "note", "read_stdin", "write"]
+
+json_option: Callable[[Any], Any] = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document on stdout."
+)
+
+
+def emit_json(value: Any) -> None:
+    """Print ``value`` as one JSON document."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def write(text: str) -> None:
+    """Print ``text`` as it is, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def note(line: str) -> None:
+    """One line for the person, not for the pipe."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def read_stdin(what: str) -> str:
+    """All of stdin as it is. Raises RequestError, naming ``what``, when it is not UTF-8."""
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{what}: stdin is not valid UTF-8 at byte {error.start}", param=what) from None

@@ -1,0 +1,110 @@
+"""``spola run``: one streamed answer, or a chat on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from spola.cli.chat import chat
+from spola.cli.options import describe, engine_options, read_options, sampling_options
+from spola.cli.output import emit_json, json_option, note, read_stdin, write
+from spola.cli.stats import result_json, stats_line
+from spola.core.params import SamplingParams
+from spola.runtime.answer import Job
+from spola.runtime.build import build_service
+from spola.runtime.loop import QueueMailbox
+from spola.runtime.service import Service
+
+__all__ = ["command"]
+
+DEFAULT_MAX_TOKENS = 512
+
+
+@click.command(
+    "run",
+    epilog='Examples: spola run "What is gravity?"; echo "Explain: ..." | spola run -m model.gguf',
+)
+@click.argument("prompt", required=False)
+@click.option("-m", "--model", help="GGUF file, folder with one, or smollm2 (default).")
+@sampling_options
+@click.option("--system", metavar="STR", help="What the system message says.")
+@click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")
+@engine_options
+@click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
+@json_option
+def command(
+    prompt: str | None, model: str | None, raw: bool, verbose: bool, as_json: bool, **given: Any
+) -> int:
+    """Answer PROMPT, or what comes on stdin. Without either, on a terminal: a chat.
+
+    Ends with one line on stderr: tokens, time to the first, decode speed and its fraction of this machine's
+    memory bound. At most 512 tokens unless -n says otherwise.
+    """
+    system: str | None = given.pop("system")
+    talk = prompt is None and sys.stdin.isatty()
+    if raw and system is not None:
+        raise click.UsageError("--system needs the chat template, and --raw leaves it out")
+    if talk and (raw or as_json):
+        raise click.UsageError(f"{'--raw' if raw else '--json'} needs a PROMPT")
+    if prompt is None and not talk:
+        # A line from echo ends in a newline that nobody meant to ask about.
+        prompt = read_stdin("PROMPT").removesuffix("\n")
+    options = read_options(given, max_seqs=1)
+    service = build_service(model, options)
+    try:
+        for line in service.notes:
+            note(f"spola: note: {line}")
+        if verbose:
+            describe(service.config, service.load_s)
+        given["max_tokens"] = given["max_tokens"] or DEFAULT_MAX_TOKENS
+        params = service.defaults_with(**given)
+        history = [{"role": "system", "content": system}] if system is not None else []
+        if talk:
+            chat(service, params, history)
+            return 0
+        assert prompt is not None
+        return _answer(service, params, history, prompt, raw, as_json)
+    finally:
+        service.close()
+
+
+def _answer(
+    service: Service,
+    params: SamplingParams,
+    history: list[dict[str, str]],
+    prompt: str,
+    raw: bool,
+    as_json: bool,
+) -> int:
+    if raw:
+        ids = service.prompt_ids(prompt)
+    else:
+        ids = service.chat_ids([*history, {"role": "user", "content": prompt}])
+    mailbox = QueueMailbox()
+    job = service.submit(ids, params, mailbox)
+    try:
+        follow(job, mailbox, quiet=as_json)
+    except BaseException:
+        service.abort(job)
+        raise
+    if as_json:
+        emit_json(result_json(job))
+    note(stats_line(service, job))
+    return 0
+
+
+def follow(job: Job, mailbox: QueueMailbox, *, quiet: bool) -> None:
+    """Print the answer as it comes, unless ``quiet``. Raises SpolaError when it ends in one."""
+    text = ""
+    while not job.done:
+        for mail in mailbox.get():
+            delta = job.take(mail)
+            if delta.error is not None:
+                raise delta.error
+            text = delta.text or text
+            if not quiet and delta.text:
+                write(delta.text)
+    if not quiet and not text.endswith("\n"):
+        write("\n")

@@ -1,0 +1,55 @@
+"""``spola serve``: the OpenAI HTTP API on a port."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from spola.cli.options import describe, engine_options, read_options
+from spola.cli.output import note
+from spola.load.resolve import resolve_model
+from spola.runtime.build import build_service
+from spola.runtime.service import Service
+from spola.server.serve import bind, check_host, serve
+
+__all__ = ["command"]
+
+
+@click.command("serve", epilog="Example: spola serve -m model.gguf --port 8000")
+@click.option("-m", "--model", help="GGUF file, folder with one, or smollm2 (default).")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one."
+)
+@click.option("--served-model-name", metavar="N", help="What clients call the model; default: its own name.")
+@click.option("--max-seqs", default=32, show_default=True, type=click.IntRange(1), help="Requests at a time.")
+@click.option("--no-auth", is_flag=True, help="Allow a --host that other machines can reach, without keys.")
+@engine_options
+@click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
+def command(
+    model: str | None,
+    host: str,
+    port: int,
+    served_model_name: str | None,
+    max_seqs: int,
+    no_auth: bool,
+    verbose: bool,
+    **given: Any,
+) -> int:
+    """Serve /v1/completions, /v1/chat/completions, /v1/models and /health."""
+    check_host(host, no_auth=no_auth)
+    options = read_options(given, max_seqs=max_seqs)
+    where = resolve_model(model)
+    listener = bind(host, port)
+
+    def build() -> Service:
+        service = build_service(model, options)
+        for line in service.notes:
+            note(f"spola: note: {line}")
+        if verbose:
+            describe(service.config, service.load_s)
+        return service
+
+    with listener:
+        return serve(listener, served_model_name or where.name, build, note)

@@ -1,0 +1,1 @@
+"""How good a model is: perplexity, and agreement with another model. The only place that computes them."""

@@ -1,0 +1,30 @@
+"""The user's cache folder: models fetched by ``spola pull`` and figures kept between runs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = ["cache_folder", "write_atomically"]
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/spola``, or ``~/.cache/spola``. Not created here."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification of base directories says that a relative value is to be ignored.
+    root = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
+    return root / "spola"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` so that a reader sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,196 @@
+"""The composition root: from a model's name and options to a loaded engine.
+
+The only module that names concrete classes of the layers below. Backends are found by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spola.backends.registry import backend
+from spola.core import flags
+from spola.core.errors import ConfigError, ModelError
+from spola.core.runner import Capabilities, Runner, RunnerConfig
+from spola.engine.engine import Engine, Recorder
+from spola.engine.limits import Limits
+from spola.engine.scheduler import Scheduler
+from spola.load.model import Model, open_model
+from spola.load.resolve import ModelPath, resolve_model
+from spola.runtime.config import EngineConfig, Options, parse_kv_dtype
+from spola.runtime.fit import fit
+from spola.runtime.loop import EngineLoop
+from spola.runtime.machine import Machine, probe
+from spola.runtime.service import Service
+from spola.spec.cost import kv_bytes_per_token
+from spola.spec.decoder import DecoderSpec
+from spola.spec.kv import kv_groups
+from spola.text.chat import ChatTemplate
+from spola.text.tokenizer import Tokenizer
+
+__all__ = ["Loaded", "build_service", "load_engine", "resolve"]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine with its model in it. ``dtypes``: canonical tensor name -> DType name; times in seconds."""
+
+    engine: Engine
+    spec: DecoderSpec
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: Mapping[str, Any]
+    dtypes: Mapping[str, str]
+    config: EngineConfig
+    machine: Machine
+    notes: tuple[str, ...]
+    load_s: float
+
+
+def build_service(model: str | None = None, options: Options | None = None, **extra: Any) -> Service:
+    """Load ``model`` and start its engine thread. ``extra`` as in ``load_engine``."""
+    loaded = load_engine(model, options, **extra)
+    return Service(
+        loop=EngineLoop(loaded.engine),
+        spec=loaded.spec,
+        tokenizer=loaded.tokenizer,
+        template=loaded.template,
+        defaults=loaded.defaults,
+        dtypes=loaded.dtypes,
+        config=loaded.config,
+        machine=loaded.machine,
+        notes=loaded.notes,
+        load_s=loaded.load_s,
+    )
+
+
+def load_engine(
+    model: str | None = None,
+    options: Options | None = None,
+    *,
+    runner: Runner | None = None,
+    record: Recorder | None = None,
+) -> Loaded:
+    """Load ``model`` (a name for ``load.resolve``) with ``options``.
+
+    ``runner`` replaces the one ``options.backend`` names; ``record`` is the engine's. Everything that can be
+    refused is refused before the weights are read: ConfigError, ModelError, CapacityError.
+    """
+    started = time.monotonic()
+    options = options or Options()
+    where = resolve_model(model)
+    if runner is None:
+        runner = backend(options.backend)()
+    try:
+        with open_model(where) as opened:
+            template = _template(opened, options)
+            machine = probe()
+            config = resolve(opened, options, machine, runner.capabilities)
+            runner.load(opened.spec, opened.tensors(), _runner_config(config))
+        scheduler = Scheduler(
+            Limits(
+                max_step_tokens=config.max_step_tokens,
+                max_seqs=config.max_seqs,
+                max_model_len=config.max_model_len,
+            ),
+            runner.capabilities,
+            config.kv_groups,
+            config.kv_blocks,
+            check=bool(flags.read("SPOLA_CHECK")),
+        )
+    except BaseException:
+        runner.close()
+        raise
+    return Loaded(
+        engine=Engine(runner, scheduler, vocab=opened.spec.vocab, record=record),
+        spec=opened.spec,
+        tokenizer=opened.tokenizer,
+        template=template,
+        defaults=opened.defaults,
+        dtypes=opened.dtypes,
+        config=config,
+        machine=machine,
+        notes=_notes(where, opened),
+        load_s=time.monotonic() - started,
+    )
+
+
+def resolve(model: Model, options: Options, machine: Machine, caps: Capabilities) -> EngineConfig:
+    """Choose what ``options`` leaves open; refuse what the backend or the machine cannot do."""
+    for name, dtype in model.dtypes.items():
+        if caps.weight_formats and dtype not in caps.weight_formats:
+            raise ModelError(
+                f"{model.path}: tensor {name} is {dtype}, which backend {options.backend} cannot take"
+            )
+    kv_dtypes = parse_kv_dtype(options.kv_dtype)
+    for dtype in kv_dtypes:
+        if dtype not in caps.kv_dtypes:
+            raise ConfigError(
+                f"kv_dtype {dtype!r}: backend {options.backend} has {', '.join(caps.kv_dtypes)}"
+            )
+    groups = kv_groups(model.spec, *kv_dtypes)
+    max_seqs = min(options.max_seqs, max(caps.batch_buckets, default=options.max_seqs))
+    found = fit(
+        groups,
+        weights=model.weights_bytes,
+        trained=model.spec.context,
+        machine=machine,
+        max_seqs=max_seqs,
+        block_size=caps.block_size,
+        kv_memory=options.kv_memory,
+        max_model_len=options.max_model_len,
+    )
+    threads, reason = machine.threads, machine.threads_reason
+    if options.threads is not None:
+        threads, reason = options.threads, "as asked"
+    return EngineConfig(
+        model=model.name,
+        path=str(model.path),
+        architecture=model.spec.arch,
+        backend=options.backend,
+        device=caps.device,
+        threads=threads,
+        threads_reason=reason,
+        kv_dtypes=kv_dtypes,
+        kv_groups=groups,
+        kv_blocks=found.blocks,
+        kv_bytes=found.kv_bytes,
+        kv_bytes_per_token=kv_bytes_per_token(groups),
+        weights_bytes=model.weights_bytes,
+        usable_bytes=found.usable,
+        trained_context=model.spec.context,
+        max_model_len=found.max_model_len,
+        max_model_len_reason=found.reason,
+        max_seqs=max_seqs,
+        max_step_tokens=min(options.max_step_tokens, caps.max_step_tokens or options.max_step_tokens),
+        fingerprint=model.fingerprint,
+    )
+
+
+def _runner_config(config: EngineConfig) -> RunnerConfig:
+    return RunnerConfig(
+        kv_groups=config.kv_groups,
+        kv_blocks=config.kv_blocks,
+        max_step_tokens=config.max_step_tokens,
+        max_seqs=config.max_seqs,
+        max_model_len=config.max_model_len,
+        threads=config.threads,
+    )
+
+
+def _template(model: Model, options: Options) -> ChatTemplate | None:
+    source = options.chat_template if options.chat_template is not None else model.template
+    if source is None:
+        return None
+    tokenizer = model.tokenizer
+    bos, eos = (
+        "" if token is None else tokenizer.token_text(token) for token in (tokenizer.bos_id, tokenizer.eos_id)
+    )
+    return ChatTemplate(source, bos, eos)
+
+
+def _notes(where: ModelPath, model: Model) -> tuple[str, ...]:
+    """Lines for the person who loads the model."""
+    return (where.note, *model.warnings) if where.note else model.warnings

@@ -1,0 +1,98 @@
+"""Options as a person gives them, and the EngineConfig they become.
+
+An Options value of None means "choose for me"; an EngineConfig holds the choice made, so that it can be
+printed. Choosing is in ``runtime.fit`` and ``runtime.build``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from spola.core.errors import ConfigError
+from spola.core.runner import KvGroup
+
+__all__ = ["EngineConfig", "Options", "parse_bytes", "parse_kv_dtype"]
+
+DEFAULT_STEP_TOKENS = 512
+MAX_THREADS = 1024
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Engine options. Sizes in bytes, lengths in tokens.
+
+    ``kv_dtype`` is one type for K and V, or two as ``K,V``. ``chat_template`` is the text of a template that
+    replaces the model's own. Raises ConfigError naming the field.
+    """
+
+    backend: str = "native"
+    threads: int | None = None
+    kv_dtype: str = "f16"
+    kv_memory: int | None = None
+    max_model_len: int | None = None
+    max_seqs: int = 32
+    max_step_tokens: int = DEFAULT_STEP_TOKENS
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        limits = {"threads": MAX_THREADS, "kv_memory": 1 << 50, "max_model_len": 1 << 31}
+        limits |= {"max_seqs": 1 << 16, "max_step_tokens": 1 << 20}
+        for name, most in limits.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"{name} must be an integer, not {value!r}")
+            if not 1 <= value <= most:
+                raise ConfigError(f"{name} must be between 1 and {most}, not {value}")
+        if self.max_step_tokens < self.max_seqs:
+            raise ConfigError(
+                f"max_step_tokens ({self.max_step_tokens}) must be at least max_seqs ({self.max_seqs})"
+            )
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What was chosen: printed with ``-v``, part of ``--json``. Sizes in bytes, lengths in tokens."""
+
+    model: str
+    path: str
+    architecture: str
+    backend: str
+    device: str
+    threads: int
+    threads_reason: str
+    kv_dtypes: tuple[str, str]
+    kv_groups: tuple[KvGroup, ...]
+    kv_blocks: tuple[int, ...]
+    kv_bytes: int
+    kv_bytes_per_token: int
+    weights_bytes: int
+    usable_bytes: int
+    trained_context: int
+    max_model_len: int
+    max_model_len_reason: str
+    max_seqs: int
+    max_step_tokens: int
+    fingerprint: str
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """``512M``, ``1.5GiB``, ``2000000000`` -> bytes; k, M, G and T are powers of 1000, Ki ... of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{name}: {text!r} is no size; write 512M or 2GiB")
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+
+
+def parse_kv_dtype(text: str) -> tuple[str, str]:
+    """``f16`` or ``f16,f32`` -> the types of K and V. Which ones exist is checked by ``spec.kv``."""
+    k, _, v = text.partition(",")
+    if not k.strip() or ("," in text and not v.strip()):
+        raise ConfigError(f"kv_dtype: {text!r} must be TYPE or KTYPE,VTYPE")
+    return k.strip(), v.strip() or k.strip()

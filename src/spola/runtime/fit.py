@@ -1,0 +1,84 @@
+"""What fits: memory for the KV cache and the longest request, decided before anything is allocated.
+
+The trained context is a ceiling, never an allocation. Whatever cannot fit is refused with its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spola.core.errors import CapacityError, ConfigError
+from spola.core.runner import BLOCK_TOKENS, KvGroup
+from spola.runtime.machine import Machine, describe_bytes
+
+__all__ = ["Fit", "fit"]
+
+USABLE = 0.9  # of what the process may still use: the rest is for the interpreter and its surprises
+KV_SHARE = 0.5  # of what the weights leave, taken for the KV cache unless told otherwise
+WORKSPACE = 64 << 20  # activations, logits, tables
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """``blocks`` per group; ``usable``: what weights, KV cache and workspace may take together, in bytes."""
+
+    blocks: tuple[int, ...]
+    kv_bytes: int
+    usable: int
+    max_model_len: int
+    reason: str
+
+
+def fit(
+    groups: Sequence[KvGroup],
+    *,
+    weights: int,
+    trained: int,
+    machine: Machine,
+    max_seqs: int,
+    block_size: int = BLOCK_TOKENS,
+    kv_memory: int | None = None,
+    max_model_len: int | None = None,
+) -> Fit:
+    """Choose KV blocks and ``max_model_len`` for a model of ``weights`` bytes trained for ``trained`` tokens.
+
+    ``kv_memory`` (bytes) and ``max_model_len`` (tokens) are what the person asked for, or None. By default
+    the cache holds ``max_seqs`` requests of full length, or as much as half of the free memory.
+
+    Raises CapacityError, with the numbers, where something cannot fit; ConfigError for a length above the
+    trained context.
+    """
+    usable = int(min(machine.memory_limit, machine.memory_available) * USABLE)
+    left = usable - weights - WORKSPACE
+    if left <= 0:
+        raise CapacityError(
+            f"the weights need {describe_bytes(weights)} and this process may use {describe_bytes(usable)} "
+            f"({machine.memory_limit_reason}); take a smaller model or quantization"
+        )
+    if max_model_len is not None and max_model_len > trained:
+        raise ConfigError(f"max_model_len is {max_model_len}, but the model was trained for {trained} tokens")
+    wanted = max_model_len or trained
+    block_bytes = sum(group.bytes_per_token for group in groups) * block_size
+    if kv_memory is not None and kv_memory > left:
+        raise CapacityError(
+            f"kv_memory is {describe_bytes(kv_memory)}, but {describe_bytes(weights)} of weights leave "
+            f"{describe_bytes(left)} of the {describe_bytes(usable)} this process may use"
+        )
+    budget = kv_memory if kv_memory is not None else int(left * KV_SHARE)
+    blocks = min(budget // block_bytes, max_seqs * _blocks(wanted, block_size))
+    if blocks < 1 or (max_model_len is not None and blocks < _blocks(wanted, block_size)):
+        need = max_model_len or block_size
+        raise CapacityError(
+            f"{need} tokens need {describe_bytes(_blocks(need, block_size) * block_bytes)} of KV cache and "
+            f"{describe_bytes(budget)} are there; lower max_model_len or raise kv_memory"
+        )
+    length = min(wanted, blocks * block_size)
+    reason = "as asked" if max_model_len is not None else "trained context"
+    if length < wanted:
+        reason = f"what fits of the trained {trained}"
+    return Fit((blocks,) * len(groups), blocks * block_bytes, usable, length, reason)
+
+
+def _blocks(tokens: int, size: int) -> int:
+    return -(-tokens // size)

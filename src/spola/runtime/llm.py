@@ -1,0 +1,211 @@
+"""``LLM``: a model in this process, for scripts and notebooks. Names are vLLM's.
+
+Blocks the calling thread and needs no event loop; a running one (a notebook's) is left alone. The engine runs
+on its own thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from spola.core.errors import RequestError
+from spola.core.params import SamplingParams
+from spola.runtime.answer import Job
+from spola.runtime.build import build_service
+from spola.runtime.config import Options
+from spola.runtime.loop import QueueMailbox
+from spola.runtime.outputs import RequestOutput, StreamOutput, output_of
+from spola.runtime.service import Service
+from spola.text.tokenizer import Tokenizer
+
+__all__ = ["LLM"]
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A loaded model. Close it, or use it as a context manager.
+
+    ``model`` is a GGUF file, a folder with one, or ``smollm2``, which is also the default. ``kv_memory`` in
+    bytes, ``max_model_len`` in tokens; None chooses by what this machine has. Raises ModelError, ConfigError
+    or CapacityError in one line.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        backend: str = "native",
+        threads: int | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 32,
+        kv_dtype: str = "f16",
+        kv_memory: int | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        options = Options(
+            backend=backend,
+            threads=threads,
+            max_model_len=max_model_len,
+            max_seqs=max_num_seqs,
+            kv_dtype=kv_dtype,
+            kv_memory=kv_memory,
+            chat_template=chat_template,
+        )
+        self._service = build_service(None if model is None else str(model), options)
+        self._count = 0
+
+    @classmethod
+    def from_service(cls, service: Service) -> LLM:
+        """An LLM over a service that is already running; closing it closes the service."""
+        llm = cls.__new__(cls)
+        llm._service = service
+        llm._count = 0
+        return llm
+
+    @property
+    def service(self) -> Service:
+        return self._service
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._service.tokenizer
+
+    def generate(
+        self,
+        prompts: str | Sequence[Any] | Mapping[str, Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete ``prompts``: one or a list of texts, lists of token ids, or vLLM's prompt dicts.
+
+        One SamplingParams for all, or one each. All run together; outputs are in the order of the prompts. A
+        malformed prompt raises RequestError before anything runs; what goes wrong later is in that output's
+        ``error``.
+        """
+        parsed = [_parse(prompt) for prompt in _listed(prompts)]
+        ids = [self._service.prompt_ids(text if text is not None else given) for text, given in parsed]
+        return self._run(ids, [text for text, _ in parsed], sampling_params)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+            raise RequestError("messages must be a non-empty list of messages", param="messages")
+        many: Any = messages if not isinstance(messages[0], Mapping) else [messages]
+        ids = [self._service.chat_ids(conversation) for conversation in many]
+        return self._run(ids, [None] * len(ids), sampling_params)
+
+    def stream(
+        self, prompt: str | Sequence[int] | Messages, sampling_params: SamplingParams | None = None
+    ) -> Iterator[StreamOutput]:
+        """Pieces of the answer to one prompt (text or ids) or conversation, as they come.
+
+        Leaving the iterator early aborts the request. Raises SpolaError when the request ends in an error.
+        """
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            ids = self._service.chat_ids(prompt)  # type: ignore[arg-type]
+        else:
+            ids = self._service.prompt_ids(prompt)  # type: ignore[arg-type]
+        mailbox = QueueMailbox()
+        job = self._service.submit(ids, sampling_params or SamplingParams(), mailbox)
+        return _pieces(self._service, job, mailbox)
+
+    def close(self) -> None:
+        """Abort what runs and free the model. Idempotent."""
+        self._service.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: Sequence[list[int]],
+        texts: Sequence[str | None],
+        given: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[RequestOutput]:
+        params = _params(given, len(prompts))
+        for ids, one in zip(prompts, params, strict=True):
+            self._service.check(ids, one)
+        mailbox = QueueMailbox()
+        jobs: list[Job] = []
+        try:
+            jobs += (self._service.submit(i, p, mailbox) for i, p in zip(prompts, params, strict=True))
+            by_id = {id: job for job in jobs for id in job.ids}
+            while not all(job.done for job in jobs):
+                for mail in mailbox.get():
+                    by_id[mail.id].take(mail)
+        except BaseException:  # also an interrupt: nothing may go on generating for nobody
+            for job in jobs:
+                self._service.abort(job)
+            raise
+        out = []
+        for text, job in zip(texts, jobs, strict=True):
+            out.append(output_of(str(self._count), text, job, self._service.tokenizer))
+            self._count += 1
+        return out
+
+
+def _pieces(service: Service, job: Job, mailbox: QueueMailbox) -> Iterator[StreamOutput]:
+    try:
+        while not job.done:
+            for mail in mailbox.get():
+                delta = job.take(mail)
+                if delta.error is not None:
+                    raise delta.error
+                if delta.text or delta.token_ids or delta.finish_reason:
+                    yield StreamOutput(delta.index, delta.text, list(delta.token_ids), delta.finish_reason)
+    finally:
+        if not job.done:
+            service.abort(job)
+
+
+def _listed(prompts: str | Sequence[Any] | Mapping[str, Any]) -> Sequence[Any]:
+    """One prompt or several -> several. A flat list of numbers is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            f"prompts must be text, ids or a list of them, not {prompts!r:.60}", param="prompts"
+        )
+    if not prompts:
+        return []
+    return [prompts] if isinstance(prompts[0], int) else prompts
+
+
+def _parse(prompt: Any) -> tuple[str | None, Sequence[int]]:
+    """(text, ()) or (None, ids)."""
+    if isinstance(prompt, Mapping):
+        extra = set(prompt) - {"prompt", "prompt_token_ids"}
+        if extra or len(prompt) != 1:
+            raise RequestError(
+                f"a prompt dict has either prompt or prompt_token_ids, not {sorted(map(str, prompt))}",
+                param="prompts",
+            )
+        prompt = next(iter(prompt.values()))
+    if isinstance(prompt, str):
+        return prompt, ()
+    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+        return None, prompt
+    raise RequestError(f"a prompt must be text or a list of token ids, not {prompt!r:.60}", param="prompts")
+
+
+def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+    if given is None:
+        return [SamplingParams()] * count
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if len(given) != count:
+        raise RequestError(f"{len(given)} sampling_params for {count} prompts", param="sampling_params")
+    return given

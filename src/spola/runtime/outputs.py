@@ -1,0 +1,118 @@
+"""What ``LLM`` gives back. Names and meaning of the fields are vLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spola.core.step import TokenLogprob
+from spola.engine.events import Summary
+from spola.runtime.answer import Choice, Job
+from spola.text.tokenizer import Tokenizer
+
+__all__ = ["CompletionOutput", "Logprob", "RequestOutput", "StreamOutput", "Timing", "output_of", "timing_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Natural logarithm of the raw probability; ``rank`` from 1, None beyond the alternatives asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds since the request arrived: to the first token, and in all; per token after the first."""
+
+    ttft_s: float | None
+    latency_s: float
+    tpot_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One choice. ``logprobs[i]`` maps ids to Logprob for token i, the chosen one first.
+
+    ``finish_reason``: stop, length, abort or error; ``stop_reason``: the stop string or stop token id.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    timing: Timing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """One prompt and its choices. ``prompt`` is None when ids were given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOutput:
+    """A piece of one choice's answer: new text and ids, and the finish reason with the last piece."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+
+
+def output_of(request_id: str, prompt: str | None, job: Job, tokenizer: Tokenizer) -> RequestOutput:
+    """The finished ``job`` as vLLM shows it."""
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt,
+        prompt_token_ids=list(job.prompt_ids),
+        outputs=[_completion(choice, job.params.logprobs, tokenizer) for choice in job.choices],
+        finished=job.done,
+        num_cached_tokens=job.cached_tokens,
+    )
+
+
+def timing_of(summary: Summary | None, tokens: int) -> Timing | None:
+    """Times of a finished choice with ``tokens`` tokens."""
+    if summary is None:
+        return None
+    first, end, start = summary.first_token_s, summary.finished_s, summary.arrival_s
+    per_token = (end - first) / (tokens - 1) if first is not None and tokens > 1 else None
+    return Timing(None if first is None else first - start, end - start, per_token)
+
+
+def _completion(choice: Choice, wanted: int | None, tokenizer: Tokenizer) -> CompletionOutput:
+    logprobs = None
+    cumulative = None
+    if wanted is not None:
+        logprobs = [_table(entry, tokenizer) for entry in choice.logprobs]
+        cumulative = sum(entry.logprob for entry in choice.logprobs)
+    return CompletionOutput(
+        index=choice.index,
+        text=choice.text,
+        token_ids=list(choice.token_ids),
+        logprobs=logprobs,
+        cumulative_logprob=cumulative,
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        error=None if choice.error is None else str(choice.error),
+        timing=timing_of(choice.summary, len(choice.token_ids)),
+    )
+
+
+def _table(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    ranks = {token: rank for rank, (token, _) in enumerate(entry.top, start=1)}
+    rows = {entry.id: Logprob(entry.logprob, ranks.get(entry.id), tokenizer.token_text(entry.id))}
+    for token, value in entry.top:
+        rows.setdefault(token, Logprob(value, ranks[token], tokenizer.token_text(token)))
+    return rows

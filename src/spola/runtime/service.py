@@ -1,0 +1,144 @@
+"""Service: one loaded model that answers prompts. What LLM, the server and the command line share.
+
+Turns text and messages into ids, checks a request before it is queued, and hands it to the engine thread.
+Following the answer is ``runtime.answer``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spola.core.errors import RequestError
+from spola.core.guard import Guard
+from spola.core.params import SamplingParams
+from spola.engine.request import Request
+from spola.runtime.answer import Job
+from spola.runtime.config import EngineConfig
+from spola.runtime.guards import PaddingGuard, real_tokens
+from spola.runtime.loop import EngineLoop, Mailbox
+from spola.runtime.machine import Machine
+from spola.spec.decoder import DecoderSpec
+from spola.text.chat import ChatTemplate, no_template
+from spola.text.stops import StopGuard
+from spola.text.tokenizer import Tokenizer
+
+__all__ = ["Service"]
+
+Prompt = str | Sequence[int]
+
+
+class Service:
+    """A model, its engine thread and its text side. Any thread may call it; ``close`` when done."""
+
+    def __init__(
+        self,
+        *,
+        loop: EngineLoop,
+        spec: DecoderSpec,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        defaults: Mapping[str, Any],
+        dtypes: Mapping[str, str],
+        config: EngineConfig,
+        machine: Machine,
+        notes: tuple[str, ...] = (),
+        load_s: float = 0.0,
+    ) -> None:
+        self.loop = loop
+        self.spec = spec
+        self.tokenizer = tokenizer
+        self.template = template
+        self.defaults = defaults
+        self.dtypes = dtypes
+        self.config = config
+        self.machine = machine
+        self.notes = notes
+        self.load_s = load_s
+        self._real = real_tokens(tokenizer, spec.vocab)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt that is not a chat: text, in which special tokens are read, or ids as given.
+
+        Raises RequestError for text that is no Unicode and for ids that are not in the vocabulary.
+        """
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_eos=False, parse_special=True)
+        ids = list(prompt)
+        self.tokenizer.check_ids(ids, "prompt")
+        return ids
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids of a conversation, as the model's template writes it, ready for the assistant's answer.
+
+        Raises RequestError when there is no template, or with the words of the template when it refuses.
+        """
+        if self.template is None:
+            raise no_template()
+        # An end of text between the question and the answer would be nonsense, whatever the file says.
+        return self.tokenizer.encode(self.template.render(messages), add_eos=False, parse_special=True)
+
+    def defaults_with(self, **given: Any) -> SamplingParams:
+        """SamplingParams from what is given (None: not given), else the model's own settings, else greedy.
+
+        Without ``max_tokens`` an answer may fill the context.
+        """
+        fields = {"temperature": 0.0, "max_tokens": None} | dict(self.defaults)
+        fields |= {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**fields)
+
+    def check(self, ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise RequestError for what can be seen to be wrong before the engine is asked."""
+        most = self.config.max_model_len
+        if not ids:
+            raise RequestError("the prompt is empty", param="prompt")
+        if len(ids) >= most:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens; prompt and answer together can have {most} at most",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        self.tokenizer.check_ids(params.stop_token_ids, "stop_token_ids")
+        self.tokenizer.check_ids(params.logit_bias or (), "logit_bias")
+
+    def submit(self, ids: Sequence[int], params: SamplingParams, mailbox: Mailbox) -> Job:
+        """Queue ``ids`` with all its choices; their mail goes to ``mailbox``. Raises as ``check``."""
+        self.check(ids, params)
+        job = Job([self.loop.next_id() for _ in range(params.n)], ids, params, self.tokenizer)
+        seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
+        now = self.loop.clock()
+        requests = [
+            Request(
+                id=choice.id,
+                ids=ids,
+                params=params,
+                seed=seed,
+                choice=choice.index,
+                eos_ids=self.tokenizer.eos_ids,
+                guard=self._guard(params),
+                arrival_s=now,
+            )
+            for choice in job.choices
+        ]
+        self.loop.add(requests, mailbox)
+        return job
+
+    def abort(self, job: Job) -> None:
+        """End every choice of ``job`` that is not finished. Idempotent."""
+        self.loop.abort(job.ids)
+
+    def close(self) -> None:
+        """End the engine thread and free the model. Idempotent."""
+        self.loop.close()
+
+    def _guard(self, params: SamplingParams) -> Guard | None:
+        guard = None
+        if params.stop:
+            guard = StopGuard(
+                self.tokenizer,
+                params.stop,
+                include_stop=params.include_stop_str_in_output,
+                skip_special=params.skip_special_tokens,
+            )
+        return guard if self._real is None else PaddingGuard(self._real, guard)

@@ -1,0 +1,1 @@
+"""The OpenAI HTTP API over a Service: completions and chat, streamed or not. Minimal so far."""

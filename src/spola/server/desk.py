@@ -1,0 +1,90 @@
+"""The desk: where the event loop meets the engine thread.
+
+One mailbox for all requests, so that a step of the engine costs one wake-up; a bounded outbox for each, in
+which news that nobody has fetched yet are merged. Abort on the way out is the caller's duty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from spola.core.params import SamplingParams
+from spola.runtime.answer import Delta, Job
+from spola.runtime.loop import AsyncMailbox, Mail
+from spola.runtime.service import Service
+
+__all__ = ["Desk", "Ticket"]
+
+
+class Ticket:
+    """One request in flight: ``get`` waits for news. Holds at most one Delta for each choice."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._waiting: dict[int, Delta] = {}
+        self._news = asyncio.Event()
+
+    def put(self, delta: Delta) -> None:
+        """Take news in; a slow reader finds them merged, so that the outbox stays as small as the answer."""
+        old = self._waiting.get(delta.index)
+        if old is not None:
+            delta = Delta(
+                delta.index,
+                old.text + delta.text,
+                old.token_ids + delta.token_ids,
+                old.logprobs + delta.logprobs,
+                delta.finish_reason,
+                delta.error,
+            )
+        self._waiting[delta.index] = delta
+        self._news.set()
+
+    async def get(self, timeout: float | None = None) -> list[Delta]:
+        """News since the last call, at least one unless ``timeout`` seconds pass without."""
+        if not self._waiting:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), timeout)
+            except TimeoutError:
+                return []
+        news = list(self._waiting.values())
+        self._waiting.clear()
+        return news
+
+
+class Desk:
+    """Takes requests in on the event loop and hands their news back there."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._tickets: dict[int, Ticket] = {}
+        self._mailbox = AsyncMailbox(asyncio.get_running_loop(), self._deliver)
+
+    def submit(self, ids: Sequence[int], params: SamplingParams) -> Ticket:
+        """Queue a request. Raises SpolaError when it is refused at once."""
+        ticket = Ticket(self.service.submit(ids, params, self._mailbox))
+        for id in ticket.job.ids:
+            self._tickets[id] = ticket
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Nobody waits for ``ticket`` any more: abort what still runs and forget it."""
+        for id in ticket.job.ids:
+            self._tickets.pop(id, None)
+        if not ticket.job.done:
+            self.service.abort(ticket.job)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tickets)
+
+    def abort_all(self) -> None:
+        """End every request; their tickets hear of it."""
+        self.service.loop.abort(list(self._tickets))
+
+    def _deliver(self, mail: list[Mail]) -> None:
+        for piece in mail:
+            ticket = self._tickets.get(piece.id)
+            if ticket is not None:
+                ticket.put(ticket.job.take(piece))

@@ -1,0 +1,173 @@
+"""Run the server: bind the port, load the model beside it, leave cleanly on a signal.
+
+The port is taken before any weight is read, so that a second server fails at once. SIGTERM and SIGINT let
+running answers finish for a few seconds, then end them with an error event; a second signal does so now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from spola.core.errors import ConfigError, SpolaError
+from spola.runtime.service import Service
+from spola.server.app import State, create_app
+
+__all__ = ["bind", "check_host", "serve"]
+
+GRACE_S = 5.0
+BACKLOG = 2048
+
+_Build = Callable[[], Service]
+_Say = Callable[[str], None]
+
+
+def check_host(host: str, *, no_auth: bool) -> None:
+    """Refuse to be reachable from other machines without keys. Raises ConfigError."""
+    if no_auth or host == "localhost":
+        return
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise ConfigError(
+            f"--host {host} lets other machines in and there are no API keys yet; use 127.0.0.1, "
+            "or --no-auth if everybody who can reach it may use it"
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError saying what holds the port."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror}") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}") from None
+    return listener
+
+
+def serve(listener: socket.socket, name: str, build: _Build, say: _Say) -> int:
+    """Serve on ``listener`` until a signal; ``build`` loads the model. Gives the process's exit code.
+
+    Raises SpolaError when the model cannot be loaded.
+    """
+    return asyncio.run(_Running(listener, name, build, say).run())
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, which would end the process before streams are told."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Running:
+    def __init__(self, listener: socket.socket, name: str, build: _Build, say: _Say) -> None:
+        self._listener = listener
+        self._build = build
+        self._say = say
+        self._state = State(name)
+        self._code = 0
+        self._failed: SpolaError | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        config = uvicorn.Config(
+            create_app(self._state),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+        )
+        self._server = _Server(config)
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signal, number)
+        loaded: asyncio.Future[Service] = loop.create_future()
+        # A daemon thread, so that a signal while loading need not wait for it.
+        loader = threading.Thread(target=self._load, args=(loop, loaded), name="spola-load", daemon=True)
+        loader.start()
+        ready = asyncio.create_task(self._when_loaded(loaded))
+        await self._server.serve(sockets=[self._listener])
+        if not loaded.done():
+            self._quit_while_loading()
+        await ready
+        if self._state.desk is not None:
+            await asyncio.to_thread(self._state.desk.service.close)
+        if self._failed is not None:
+            raise self._failed
+        return self._code
+
+    def _load(self, loop: asyncio.AbstractEventLoop, loaded: asyncio.Future[Service]) -> None:
+        try:
+            service = self._build()
+        except BaseException as error:
+            loop.call_soon_threadsafe(loaded.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(loaded.set_result, service)
+
+    async def _when_loaded(self, loaded: asyncio.Future[Service]) -> None:
+        try:
+            service = await loaded
+        except SpolaError as error:
+            self._failed = error
+            self._server.should_exit = True
+        except BaseException:
+            self._server.should_exit = True
+            raise
+        else:
+            self._state.ready(service)
+            host, port = self._listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            self._say(f"serving {self._state.name} on http://{shown}:{port}/v1")
+
+    def _signal(self, number: signal.Signals) -> None:
+        self._code = 130 if number == signal.SIGINT else 0
+        self._state.leaving = True
+        desk = self._state.desk
+        if desk is None or not desk.busy or self._leaving is not None:
+            if desk is not None:
+                desk.abort_all()
+            self._server.should_exit = True
+            return
+        self._say("stopping: running answers have a few seconds; a second signal ends them now")
+        self._leaving = asyncio.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        """Let running answers end for a while, then end them."""
+        desk = self._state.desk
+        assert desk is not None
+        end = asyncio.get_running_loop().time() + GRACE_S
+        while desk.busy and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.05)
+        desk.abort_all()
+        self._server.should_exit = True
+
+    def _quit_while_loading(self) -> None:
+        # The loader may be deep in a read or in packing; there is nothing to save, and it could take long.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self._code)
