@@ -1,7 +1,7 @@
 // One attention segment: up to kMaxRows query rows against at most kSegment positions of one KV head.
 //
 // The arithmetic is the "Attention" section of docs/numerics.md. A row's result does not depend on which
-// other rows or heads share the call. Merging segments, choosing them and writing K and V are the decoder's.
+// other rows or heads share the call. Choosing segments and writing K and V are the decoder's.
 #pragma once
 
 #include <cstddef>
@@ -37,5 +37,9 @@ struct AttentionArgs {
 
 void attention_segment_scalar(const AttentionArgs& args);
 void attention_segment_avx2(const AttentionArgs& args);  // defined only where AVX2 is compiled in
+
+// Merges the partial `part` (m, l, o[v_dim]) of a later segment into `into`, of one head.
+void attention_merge_scalar(const float* part, int v_dim, float* into);
+void attention_merge_avx2(const float* part, int v_dim, float* into);
 
 }  // namespace spola

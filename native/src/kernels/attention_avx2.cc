@@ -1,45 +1,19 @@
-// attention_segment with AVX2, FMA and F16C: equal bits to the scalar twin.
+// attention_segment and attention_merge with AVX2, FMA and F16C: equal bits to the scalar twins.
 //
 // Lanes are positions while scores are made (K is stored transposed, so no horizontal sums) and dimensions of V
 // while values are summed. Up to three heads of a row share each load of K and V. No standard library here:
 // an inline function compiled with AVX could be the copy the linker keeps for everybody.
 
-#include <immintrin.h>
-
 #include "kernels/attention.h"
+#include "kernels/math_avx2.h"
 
 namespace spola {
 namespace {
 
-__m256 exp_poly(__m256 x) {
-  const __m256 zero_mask = _mm256_cmp_ps(x, _mm256_set1_ps(-87.33654f), _CMP_LT_OQ);
-  x = _mm256_min_ps(_mm256_set1_ps(88.0f), x);  // this order keeps a NaN
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
-                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693359375f), x);
-  r = _mm256_fmadd_ps(n, _mm256_set1_ps(2.12194440e-4f), r);
-  __m256 p = _mm256_set1_ps(1.9875691500e-4f);
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
-  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
-  __m256 y = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0f));
-  const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-  y = _mm256_mul_ps(y, _mm256_castsi256_ps(bits));
-  return _mm256_andnot_ps(zero_mask, y);
-}
-
-float exp_one(float x) { return _mm256_cvtss_f32(exp_poly(_mm256_set1_ps(x))); }
+float exp_one(float x) { return _mm256_cvtss_f32(avx2::exp8(_mm256_set1_ps(x))); }
 
 __m256 soft_cap(__m256 s, float cap) {
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  const __m256 u = _mm256_div_ps(s, _mm256_set1_ps(cap));
-  const __m256 a = _mm256_mul_ps(_mm256_set1_ps(2.0f), _mm256_andnot_ps(sign, u));
-  const __m256 e = exp_poly(_mm256_min_ps(_mm256_set1_ps(40.0f), a));
-  const __m256 one = _mm256_set1_ps(1.0f);
-  const __m256 t = _mm256_sub_ps(one, _mm256_div_ps(_mm256_set1_ps(2.0f), _mm256_add_ps(e, one)));
-  return _mm256_mul_ps(_mm256_set1_ps(cap), _mm256_or_ps(t, _mm256_and_ps(sign, u)));
+  return _mm256_mul_ps(_mm256_set1_ps(cap), avx2::tanh8(_mm256_div_ps(s, _mm256_set1_ps(cap))));
 }
 
 template <KvType T>
@@ -65,10 +39,7 @@ inline float load1(const uint8_t* data, size_t index) {
 }
 
 float sum32(__m256 v0, __m256 v1, __m256 v2, __m256 v3) {
-  const __m256 s = _mm256_add_ps(_mm256_add_ps(v0, v2), _mm256_add_ps(v1, v3));
-  __m128 h = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
-  h = _mm_add_ps(h, _mm_movehl_ps(h, h));
-  return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
+  return avx2::tree16(_mm256_add_ps(v0, v2), _mm256_add_ps(v1, v3));
 }
 
 float max32(__m256 v0, __m256 v1, __m256 v2, __m256 v3) {
@@ -118,7 +89,7 @@ float soften(__m256 (&s)[4], float softcap, int lo, int hi, bool first, float* e
   const float m = first || top > out[0] ? top : out[0];
   const float corr = first ? 0.0f : exp_one(out[0] - m);
   for (int j = 0; j < 4; ++j) {
-    s[j] = _mm256_and_ps(valid[j], exp_poly(_mm256_sub_ps(s[j], _mm256_set1_ps(m))));
+    s[j] = _mm256_and_ps(valid[j], avx2::exp8(_mm256_sub_ps(s[j], _mm256_set1_ps(m))));
     _mm256_storeu_ps(e + 8 * j, s[j]);
   }
   out[0] = m;
@@ -215,6 +186,20 @@ void attention_segment_avx2(const AttentionArgs& a) {
   if (k16) return segment<KvType::kF16, KvType::kF32>(a);
   if (v16) return segment<KvType::kF32, KvType::kF16>(a);
   segment<KvType::kF32, KvType::kF32>(a);
+}
+
+void attention_merge_avx2(const float* part, int v_dim, float* into) {
+  const float m = part[0] > into[0] ? part[0] : into[0];
+  const float a = exp_one(into[0] - m);
+  const float b = exp_one(part[0] - m);
+  into[0] = m;
+  const int n = v_dim + 2;
+  int i = 1;
+  for (; i + 8 <= n; i += 8) {
+    const __m256 p = _mm256_mul_ps(_mm256_loadu_ps(part + i), _mm256_set1_ps(b));
+    _mm256_storeu_ps(into + i, _mm256_fmadd_ps(_mm256_loadu_ps(into + i), _mm256_set1_ps(a), p));
+  }
+  for (; i < n; ++i) into[i] = __builtin_fmaf(into[i], a, part[i] * b);
 }
 
 }  // namespace spola

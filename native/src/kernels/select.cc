@@ -3,6 +3,7 @@
 
 #include "base/cpu.h"
 #include "kernels/attention.h"
+#include "kernels/rope.h"
 #include "kernels/table.h"
 #include "kernels/variants.h"
 
@@ -44,6 +45,8 @@ namespace {
   table.f32_to_f16 = isa_name::f32_to_f16;                                      \
   table.exp_many = isa_name::exp_many;                                          \
   table.attention_segment = attention_segment_##isa_name;                  \
+  table.attention_merge = attention_merge_##isa_name;                      \
+  table.rope = rope_##isa_name;                                            \
   table.max_many = isa_name::max_many;                                          \
   table.sum_exp16 = isa_name::sum_exp16
 

@@ -79,6 +79,10 @@ struct Kernels {
 
   // attention partial of one segment for the query heads of one KV head: see attention.h
   void (*attention_segment)(const AttentionArgs& args);
+  void (*attention_merge)(const float* part, int v_dim, float* into);
+
+  // rotary positions of one head: see rope.h
+  void (*rope)(float* x, const float* cosine, const float* sine, int half, bool interleaved);
 
   // vocabulary
   float (*max_many)(const float* x, int n);                       // NaN in, NaN out

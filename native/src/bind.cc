@@ -1,0 +1,206 @@
+// The extension module spola._native: conversions between Python and the decoder, nothing else.
+//
+// ValueError says what is wrong with an argument, a tensor or a step; MemoryError that the system refused.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "base/bandwidth.h"
+#include "base/cpu.h"
+#include "bind_step.h"
+#include "decoder/decoder.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace spola {
+namespace {
+
+using NormTuple = std::tuple<int, int, int, float>;  // kind, weight, bias, eps
+using PartTuple = std::tuple<int, int, int>;         // matrix, bias, column
+
+// A contiguous read-only view of any object with the buffer protocol.
+class View {
+ public:
+  explicit View(nb::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  }
+  ~View() { PyBuffer_Release(&buffer_); }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+  const uint8_t* data() const { return static_cast<const uint8_t*>(buffer_.buf); }
+  size_t size() const { return static_cast<size_t>(buffer_.len); }
+
+ private:
+  Py_buffer buffer_;
+};
+
+NormPart norm_part(const NormTuple& t) {
+  const int kind = std::get<0>(t);
+  if (kind < 0 || kind > static_cast<int>(NormKind::kLayer)) throw nb::value_error("there is no such norm");
+  return {static_cast<NormKind>(kind), std::get<1>(t), std::get<2>(t), std::get<3>(t)};
+}
+
+Buffer buffer_of(int b) {
+  if (b < 0 || b >= static_cast<int>(Buffer::kCount)) throw nb::value_error("there is no such buffer");
+  return static_cast<Buffer>(b);
+}
+
+int add_matrix(Decoder& d, const std::string& name, int type, int64_t rows, int64_t cols, nb::handle data) {
+  const View view(data);
+  nb::gil_scoped_release release;
+  return d.model().add_matrix(d.pool(), name, type, rows, cols, view.data(), view.size());
+}
+
+int add_vector(Decoder& d, const std::string& name, int type, int64_t n, nb::handle data, float offset) {
+  const View view(data);
+  return d.model().add_vector(name, type, n, view.data(), view.size(), offset);
+}
+
+int add_rope(Decoder& d, const std::vector<double>& frequencies, double factor, bool interleaved) {
+  if (frequencies.empty()) throw nb::value_error("rope: no frequencies");
+  return d.model().add_rope(d.pool(), frequencies, factor, interleaved, d.config().max_model_len);
+}
+
+int add_kv_group(Decoder& d, int layers, int heads, int k_dim, int v_dim, int window, bool k_f16, bool v_f16,
+                 int blocks) {
+  const auto type = [](bool f16) { return f16 ? KvType::kF16 : KvType::kF32; };
+  return d.add_kv_group({layers, heads, k_dim, v_dim, window, type(k_f16), type(v_f16)}, blocks);
+}
+
+void embed(Decoder& d, int matrix, float scale) {
+  Op op;
+  op.kind = OpKind::kEmbed;
+  op.barrier = false;  // the prepare op that follows works on the same rows
+  op.embed = {matrix, scale};
+  d.append(op);
+}
+
+void prepare(Decoder& d, int input, int width, const NormTuple& norm, const std::vector<int>& consumers) {
+  Op op;
+  op.kind = OpKind::kPrepare;
+  op.prepare = {buffer_of(input), width, norm_part(norm), d.formats_of(consumers)};
+  d.append(op);
+}
+
+void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int width, int epilogue, float multiplier) {
+  if (parts.empty() || parts.size() > kMaxParts) throw nb::value_error("linear: 1 to 4 parts, please");
+  if (epilogue < 0 || epilogue > static_cast<int>(Epilogue::kGeluTanhMul)) {
+    throw nb::value_error("there is no such epilogue");
+  }
+  Op op;
+  op.kind = OpKind::kLinear;
+  op.linear = LinearOp{};
+  for (const PartTuple& p : parts) {
+    op.linear.part[op.linear.parts++] = {std::get<0>(p), std::get<1>(p), std::get<2>(p), Buffer::kNone};
+  }
+  op.linear.output = buffer_of(output);
+  op.linear.width = width;
+  op.linear.epilogue = static_cast<Epilogue>(epilogue);
+  op.linear.multiplier = multiplier;
+  d.append(op);
+}
+
+void attention(Decoder& d, int group, int layer, int heads, float scale, float softcap, int rope,
+               const NormTuple& q_norm, const NormTuple& k_norm, bool norm_whole) {
+  const AttentionShape shape{group, layer, heads, scale, softcap};
+  Op op;
+  op.kind = OpKind::kRopeKv;
+  op.rope_kv = {shape, rope, norm_part(q_norm), norm_part(k_norm), norm_whole};
+  d.append(op);
+  op = Op();
+  op.kind = OpKind::kAttention;
+  op.attention = {shape};
+  d.append(op);
+  op = Op();
+  op.kind = OpKind::kMerge;
+  op.barrier = false;  // the prepare op that follows works on the same rows
+  op.merge = {shape};
+  d.append(op);
+}
+
+void set_head(Decoder& d, const NormTuple& norm, int matrix, int bias, float scale, float softcap) {
+  d.set_head({norm_part(norm), matrix, bias, scale, softcap});
+}
+
+nb::dict memory(const Decoder& d) {
+  const MemoryUse use = d.memory();
+  nb::dict out;
+  out["weights"] = use.weights;
+  out["kv"] = use.kv;
+  out["workspace"] = use.workspace;
+  return out;
+}
+
+nb::list counters(Decoder& d) {
+  nb::list out;
+  for (int w = 0; w < d.pool().size(); ++w) {
+    const WorkerCounters& c = d.pool().counters(w);
+    nb::dict one;
+    one["tiles"] = c.tiles;
+    one["segments"] = c.segments;
+    one["rows"] = c.rows;
+    one["sampled"] = c.sampled;
+    out.append(one);
+  }
+  return out;
+}
+
+nb::list instruction_sets(bool usable) {
+  nb::list out;
+  if (avx2_kernels() && (!usable || probe_cpu().avx2)) out.append("avx2");
+  out.append("scalar");
+  return out;
+}
+
+std::string chosen(const std::string& isa) {
+  const Kernels* kernels = select_kernels(isa.c_str());
+  if (!kernels) throw nb::value_error(("instruction set '" + isa + "' is not available on this processor").c_str());
+  return kernels->isa;
+}
+
+std::vector<double> bandwidth(size_t bytes, int threads, int passes, bool huge_pages) {
+  nb::gil_scoped_release release;
+  return measure_read_bandwidth(bytes, threads, passes, huge_pages);
+}
+
+void make_decoder(Decoder* self, int vocab, int hidden, int max_step_tokens, int max_seqs, int max_model_len,
+                  int threads, bool precise, bool huge_pages, size_t weight_limit, const std::string& isa) {
+  new (self) Decoder(DecoderConfig{vocab, hidden, max_step_tokens, max_seqs, max_model_len, threads, precise,
+                                   huge_pages, weight_limit, isa});
+}
+
+}  // namespace
+}  // namespace spola
+
+NB_MODULE(_native, m) {
+  using namespace spola;
+  m.doc() = "Native kernels and decoder of spola; used through spola.backends.native.";
+  m.def("compiled_isas", [] { return instruction_sets(false); }, "Instruction sets compiled in, best first.");
+  m.def("usable_isas", [] { return instruction_sets(true); }, "Those that this processor can run.");
+  m.def("chosen_isa", &chosen, "isa"_a, "The set that `isa` (empty for the best) selects; ValueError if it cannot run.");
+  m.def("measure_read_bandwidth", &bandwidth, "bytes"_a, "threads"_a, "passes"_a, "huge_pages"_a,
+        "Bytes per second of each pass over a buffer.");
+  nb::class_<Decoder>(m, "Decoder")
+      .def("__init__", &make_decoder, nb::kw_only(), "vocab"_a, "hidden"_a, "max_step_tokens"_a, "max_seqs"_a,
+           "max_model_len"_a, "threads"_a, "precise"_a, "huge_pages"_a, "weight_limit"_a, "isa"_a)
+      .def("add_matrix", &add_matrix, "name"_a, "type"_a, "rows"_a, "cols"_a, "data"_a)
+      .def("add_vector", &add_vector, "name"_a, "type"_a, "n"_a, "data"_a, "offset"_a)
+      .def("add_rope", &add_rope, "frequencies"_a, "factor"_a, "interleaved"_a)
+      .def("add_kv_group", &add_kv_group, nb::kw_only(), "layers"_a, "heads"_a, "k_dim"_a, "v_dim"_a, "window"_a,
+           "k_f16"_a, "v_f16"_a, "blocks"_a)
+      .def("embed", &embed, "matrix"_a, "scale"_a)
+      .def("prepare", &prepare, "input"_a, "width"_a, "norm"_a, "consumers"_a)
+      .def("linear", &linear, "parts"_a, "output"_a, "width"_a, "epilogue"_a, "multiplier"_a)
+      .def("attention", &attention, nb::kw_only(), "group"_a, "layer"_a, "heads"_a, "scale"_a, "softcap"_a, "rope"_a,
+           "q_norm"_a, "k_norm"_a, "norm_whole"_a)
+      .def("head", &set_head, "norm"_a, "matrix"_a, "bias"_a, "scale"_a, "softcap"_a)
+      .def("finish", &Decoder::finish)
+      .def("execute", &execute, "fresh"_a, "gone"_a, "copies"_a, "zero"_a, "slices"_a)
+      .def("memory", &memory)
+      .def("counters", &counters)
+      .def("poison", &Decoder::poison, "group"_a, "block"_a)
+      .def_prop_ro("isa", [](const Decoder& d) { return d.kernels().isa; });
+}

@@ -1,0 +1,134 @@
+// Steps from Python and back. Layouts of the tuples (backends/native/runner.py makes and reads them):
+//   request  (id, choice, seed, ids, n_prompt, want, problem, (temperature, greedy, top_p, top_k, min_p,
+//             repetition, presence, frequency, logprobs), ((id, bias), ...))
+//   slice    (id, start, ids, tables, n_head, n_drafts, targets, masks), as spola.core.step.Slice
+//   output   (ids, accepted, logprobs, scores, vector, logits, error), as spola.core.step.SliceOutput
+// Ids, tables, targets: bytes of int32. Masks: bytes of uint32.
+
+#include "bind_step.h"
+
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace nb = nanobind;
+
+namespace spola {
+namespace {
+
+template <class T>
+T get(nb::handle tuple, Py_ssize_t i) {
+  return nb::cast<T>(tuple[i]);
+}
+
+// The 32-bit words of a bytes object. They live as long as the object.
+template <class T>
+const T* words(nb::handle object, int* count, const char* what) {
+  if (!PyBytes_Check(object.ptr())) throw nb::type_error((std::string(what) + " must be bytes").c_str());
+  const Py_ssize_t size = PyBytes_Size(object.ptr());
+  if (size % 4 != 0 || size / 4 > INT32_MAX) {
+    throw nb::value_error((std::string(what) + " is no whole number of 32-bit values").c_str());
+  }
+  *count = static_cast<int>(size / 4);
+  return reinterpret_cast<const T*>(PyBytes_AsString(object.ptr()));
+}
+
+RequestIn request_in(nb::handle t) {
+  RequestIn r;
+  r.id = get<int64_t>(t, 0);
+  r.choice = get<int32_t>(t, 1);
+  r.seed = get<uint64_t>(t, 2);
+  r.ids = words<int32_t>(nb::object(t[3]), &r.n_ids, "RequestState.ids");
+  r.n_prompt = get<int>(t, 4);
+  const int want = get<int>(t, 5);
+  if (want < 0 || want > static_cast<int>(Want::kLogits)) throw nb::value_error("RequestState.want is not known");
+  r.want = static_cast<Want>(want);
+  r.problem = get<std::string>(t, 6);
+  const nb::object p = t[7];
+  r.params.temperature = get<float>(p, 0);
+  r.params.greedy = get<bool>(p, 1);
+  r.params.top_p = get<double>(p, 2);
+  r.params.top_k = get<int64_t>(p, 3);
+  r.params.min_p = get<float>(p, 4);
+  r.params.repetition = get<float>(p, 5);
+  r.params.presence = get<float>(p, 6);
+  r.params.frequency = get<float>(p, 7);
+  r.params.logprobs = get<int>(p, 8);
+  for (nb::handle pair : nb::object(t[8])) r.params.logit_bias.emplace_back(get<int32_t>(pair, 0), get<float>(pair, 1));
+  return r;
+}
+
+SliceIn slice_in(nb::handle t) {
+  SliceIn s;
+  s.id = get<int64_t>(t, 0);
+  s.start = get<int>(t, 1);
+  s.ids = words<int32_t>(nb::object(t[2]), &s.n, "Slice.ids");
+  for (nb::handle table : nb::object(t[3])) {
+    Table& out = s.tables.emplace_back();
+    out.blocks = words<int32_t>(table, &out.count, "Slice.tables");
+  }
+  s.n_head = get<int>(t, 4);
+  s.n_drafts = get<int>(t, 5);
+  s.targets = words<int32_t>(nb::object(t[6]), &s.n_targets, "Slice.targets");
+  const nb::object masks = t[7];
+  if (!masks.is_none()) {
+    int count = 0;
+    s.masks = words<uint32_t>(masks, &count, "Slice.masks");
+    s.mask_words = count;
+  }
+  return s;
+}
+
+nb::object bytes_or_none(const std::vector<float>& values) {
+  if (values.empty()) return nb::none();
+  return nb::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+}
+
+nb::object logprob_out(const LogprobOut& l) {
+  nb::list top;
+  for (const auto& [id, logprob] : l.top) top.append(nb::make_tuple(id, logprob));
+  return nb::make_tuple(l.id, l.logprob, nb::tuple(top));
+}
+
+nb::tuple slice_out(const SliceOut& s, bool wants_logprobs) {
+  nb::list ids;
+  for (int32_t id : s.ids) ids.append(id);
+  nb::object logprobs = nb::none();
+  if (wants_logprobs) {
+    nb::list list;
+    for (const LogprobOut& l : s.logprobs) list.append(logprob_out(l));
+    logprobs = nb::tuple(list);
+  }
+  nb::object scores = nb::none();
+  if (!s.scores.empty()) {
+    nb::list list;
+    for (double score : s.scores) list.append(score);
+    scores = nb::tuple(list);
+  }
+  nb::object error = nb::none();
+  if (!s.error.empty()) error = nb::str(s.error.c_str());
+  return nb::make_tuple(nb::tuple(ids), s.accepted, logprobs, scores, bytes_or_none(s.vector),
+                        bytes_or_none(s.logits), error);
+}
+
+}  // namespace
+
+nb::list execute(Decoder& decoder, nb::list fresh, nb::list gone, nb::list copies, nb::list zero, nb::list slices) {
+  StepIn step;
+  for (nb::handle t : fresh) step.fresh.push_back(request_in(t));
+  for (nb::handle id : gone) step.gone.push_back(nb::cast<int64_t>(id));
+  for (nb::handle t : copies) step.copies.push_back({get<int>(t, 0), get<int>(t, 1), get<int>(t, 2)});
+  for (nb::handle t : zero) step.zero.push_back({get<int>(t, 0), get<int>(t, 1)});
+  for (nb::handle t : slices) step.slices.push_back(slice_in(t));
+  std::vector<SliceOut> out;
+  {
+    nb::gil_scoped_release release;
+    out = decoder.execute(step);
+  }
+  nb::list result;
+  for (const SliceOut& s : out) result.append(slice_out(s, !s.logprobs.empty()));
+  return result;
+}
+
+}  // namespace spola

@@ -1,0 +1,86 @@
+#include "decoder/attention_plan.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace spola {
+namespace {
+
+struct Group {
+  int slice, row, position, rows, segment, segments;
+  int64_t cost;  // blocks to visit, for one KV head
+};
+
+// Rows whose positions lie in one aligned run of kMaxRows, and whose windows begin in the same block: every
+// row of a group then has a valid position in every block that the group visits.
+std::vector<Group> row_groups(const std::vector<SliceIn>& slices, const KvShape& shape) {
+  std::vector<Group> groups;
+  int row = 0;
+  for (size_t s = 0; s < slices.size(); ++s) {
+    for (int i = 0; i < slices[s].n;) {
+      const int position = slices[s].start + i;
+      const int block = first_visible(shape, position) / kBlock;
+      int rows = 1;
+      while (i + rows < slices[s].n && (position + rows) % kMaxRows != 0 &&
+             first_visible(shape, position + rows) / kBlock == block) {
+        ++rows;
+      }
+      const int first = block * kBlock / kSegment;
+      const int last = position / kSegment;
+      const int64_t blocks = position / kBlock - block + 1;
+      groups.push_back({static_cast<int>(s), row, position, rows, first, last - first + 1, blocks * rows});
+      i += rows;
+      row += rows;
+    }
+  }
+  return groups;
+}
+
+void share_by_cost(const std::vector<int64_t>& cost, int workers, std::vector<int>* begin) {
+  int64_t total = 0;
+  for (int64_t c : cost) total += c;
+  begin->assign(static_cast<size_t>(workers) + 1, static_cast<int>(cost.size()));
+  int64_t sum = 0;
+  int worker = 0;
+  for (size_t i = 0; i < cost.size(); ++i) {
+    // An item belongs to the worker in whose share its middle lies.
+    const int owner = static_cast<int>((2 * sum + cost[i]) * workers / (2 * total));
+    while (worker <= owner) (*begin)[worker++] = static_cast<int>(i);
+    sum += cost[i];
+  }
+}
+
+}  // namespace
+
+void plan_attention(const std::vector<SliceIn>& slices, const KvShape& shape, int workers, int spare_records,
+                    AttentionPlan* plan) {
+  const std::vector<Group> groups = row_groups(slices, shape);
+  int64_t total = 0;
+  for (const Group& g : groups) total += g.cost * shape.heads;
+  plan->items.clear();
+  plan->record.clear();
+  plan->parts.clear();
+  std::vector<int64_t> cost;
+  int record = 0;
+  for (const Group& g : groups) {
+    const int extra = (g.segments - 1) * g.rows;
+    const bool split = g.segments > 1 && extra <= spare_records && g.cost * 4 * workers > total && workers > 1;
+    const int parts = split ? g.segments : 1;
+    if (split) spare_records -= extra;
+    for (int r = 0; r < g.rows; ++r) {
+      plan->record.push_back(record + r * parts);
+      plan->parts.push_back(parts);
+    }
+    for (int head = 0; head < shape.heads; ++head) {
+      for (int p = 0; p < parts; ++p) {
+        plan->items.push_back({g.slice, g.row, g.position, g.rows, head, g.segment + p, split ? 1 : g.segments,
+                               record + p, parts});
+        cost.push_back(std::max<int64_t>(1, g.cost / parts));
+      }
+    }
+    record += g.rows * parts;
+  }
+  share_by_cost(cost, workers, &plan->begin);
+}
+
+}  // namespace spola

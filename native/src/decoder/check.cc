@@ -1,0 +1,171 @@
+// What a decoder refuses: programs that do not fit their tensors, and steps that break the contract.
+
+#include <stdexcept>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/align.h"
+#include "decoder/decoder.h"
+
+namespace spola {
+namespace {
+
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
+
+std::string slice_name(const SliceIn& s) { return "slice of request " + std::to_string(s.id); }
+
+}  // namespace
+
+void Decoder::check(const StepIn& step) const {
+  if (static_cast<int64_t>(step.slices.size()) > config_.max_seqs) {
+    refuse("a step has " + std::to_string(step.slices.size()) + " slices; max_seqs is " +
+           std::to_string(config_.max_seqs));
+  }
+  std::unordered_map<int64_t, Want> live;
+  for (const SliceIn& s : step.slices) {
+    const auto known = requests_.find(s.id);
+    if (known != requests_.end()) live.emplace(s.id, known->second.want);
+  }
+  for (int64_t id : step.gone) live.erase(id);
+  for (const RequestIn& r : step.fresh) {
+    if (r.n_prompt < 0 || r.n_prompt > r.n_ids) refuse("request " + std::to_string(r.id) + ": n_prompt is wrong");
+    live[r.id] = r.want;
+  }
+  const auto block = [this](int group, int id) {
+    if (group < 0 || group >= static_cast<int>(kv_.size())) refuse("there is no KV group " + std::to_string(group));
+    if (id < 0 || id >= kv_[group].blocks()) {
+      refuse("block " + std::to_string(id) + " is outside the pool of " + std::to_string(kv_[group].blocks()));
+    }
+  };
+  for (const CopyIn& c : step.copies) block(c.group, c.source), block(c.group, c.target);
+  for (const ZeroIn& z : step.zero) block(z.group, z.block);
+  int64_t rows = 0;
+  std::unordered_set<int64_t> seen;
+  for (const SliceIn& s : step.slices) {
+    const auto want = live.find(s.id);
+    if (want == live.end()) refuse(slice_name(s) + ": the request is not known");
+    if (want->second == Want::kScore && s.n_targets != s.n_head) {
+      refuse(slice_name(s) + ": one target per head row, please");
+    }
+    if (want->second == Want::kSample && s.n_head != 0 && s.n_head != s.n_drafts + 1) {
+      refuse(slice_name(s) + ": n_head must be 0 or n_drafts + 1");
+    }
+    if (!seen.insert(s.id).second) refuse(slice_name(s) + ": the request has two slices");
+    check_slice(s);
+    rows += s.n;
+  }
+  if (rows > config_.max_step_tokens) {
+    refuse("a step has " + std::to_string(rows) + " rows; max_step_tokens is " +
+           std::to_string(config_.max_step_tokens));
+  }
+}
+
+void Decoder::check_slice(const SliceIn& s) const {
+  if (s.n < 1) refuse(slice_name(s) + ": no tokens");
+  if (s.start < 0 || int64_t{s.start} + s.n > config_.max_model_len) {
+    refuse(slice_name(s) + ": positions " + std::to_string(s.start) + " to " +
+           std::to_string(int64_t{s.start} + s.n - 1) + " do not fit max_model_len " +
+           std::to_string(config_.max_model_len));
+  }
+  if (s.n_head < 0 || s.n_head > s.n) refuse(slice_name(s) + ": n_head is wrong");
+  if (s.n_drafts < 0 || s.n_drafts >= s.n) refuse(slice_name(s) + ": n_drafts is wrong");
+  if (s.n_drafts > 0 && s.n_head != s.n_drafts + 1) refuse(slice_name(s) + ": n_head must be n_drafts + 1");
+  if (s.masks && s.mask_words != int64_t{s.n_head} * ((config_.vocab + 31) / 32)) {
+    refuse(slice_name(s) + ": masks have the wrong size");
+  }
+  if (s.tables.size() != kv_.size()) refuse(slice_name(s) + ": one block table per KV group, please");
+  for (size_t g = 0; g < kv_.size(); ++g) {
+    const int blocks = ceil_div(s.start + s.n, kBlock);
+    if (s.tables[g].count < blocks) refuse(slice_name(s) + ": its block table is too short");
+    for (int b = first_visible(kv_[g].shape(), s.start) / kBlock; b < blocks; ++b) {
+      const int id = s.tables[g].blocks[b];
+      if (id < 0 || id >= kv_[g].blocks()) {
+        refuse(slice_name(s) + ": block " + std::to_string(id) + " is outside the pool of " +
+               std::to_string(kv_[g].blocks()));
+      }
+    }
+  }
+}
+
+void Decoder::check_norm(const NormPart& norm, int width, const char* what) const {
+  if (norm.kind == NormKind::kNone) return;
+  if (model_.vector(norm.weight).size != width) refuse(std::string(what) + ": the norm's weight has another size");
+  if (norm.kind == NormKind::kLayer && model_.vector(norm.bias).size != width) {
+    refuse(std::string(what) + ": the norm's bias has another size");
+  }
+}
+
+void Decoder::check_linear(const LinearOp& op) const {
+  if (op.parts < 1 || op.parts > kMaxParts) refuse("linear: wrong number of parts");
+  const bool gated = op.epilogue == Epilogue::kSiluMul || op.epilogue == Epilogue::kGeluTanhMul;
+  const Matrix& first = model_.matrix(op.part[0].matrix);
+  for (int p = 0; p < op.parts; ++p) {
+    const Matrix& m = model_.matrix(op.part[p].matrix);
+    if (m.cols != first.cols) refuse("linear: matrices that share an input differ in columns");
+    if (op.part[p].column < 0 || op.part[p].column + m.rows > op.width) refuse("linear: outputs do not fit the row");
+    if (op.part[p].bias != kNoId && model_.vector(op.part[p].bias).size != m.rows) {
+      refuse("linear: the bias has another size than its matrix");
+    }
+  }
+  if (gated && (op.parts != 2 || model_.matrix(op.part[1].matrix).rows != first.rows)) {
+    refuse("linear: gate and up must have equal shapes");
+  }
+  if (op.output == Buffer::kNone || op.output == Buffer::kLogits) refuse("linear: wrong output buffer");
+  if (op.output == Buffer::kResidual && op.width != config_.hidden) refuse("linear: the residual row has another size");
+}
+
+void Decoder::check_op(const Op& op) const {
+  const auto attention = [this](const AttentionShape& s) {
+    const KvShape& g = kv_.at(s.group).shape();
+    if (s.layer < 0 || s.layer >= g.layers) refuse("attention: the layer is outside its KV group");
+    if (s.heads < g.heads || s.heads % g.heads != 0) refuse("attention: heads are no multiple of the KV heads");
+  };
+  switch (op.kind) {
+    case OpKind::kEmbed: {
+      const Matrix& m = model_.matrix(op.embed.matrix);
+      if (m.rows != config_.vocab || m.cols != config_.hidden) refuse("embedding: another shape than vocab x hidden");
+      return;
+    }
+    case OpKind::kPrepare: return check_norm(op.prepare.norm, op.prepare.width, "prepare");
+    case OpKind::kLinear: return check_linear(op.linear);
+    case OpKind::kRopeKv: {
+      attention(op.rope_kv.shape);
+      const KvShape& g = kv_[op.rope_kv.shape.group].shape();
+      const bool whole = op.rope_kv.norm_whole;
+      check_norm(op.rope_kv.q_norm, g.k_dim * (whole ? op.rope_kv.shape.heads : 1), "q norm");
+      check_norm(op.rope_kv.k_norm, g.k_dim * (whole ? g.heads : 1), "k norm");
+      if (op.rope_kv.rope != kNoId && 2 * model_.rope(op.rope_kv.rope).half > g.k_dim) {
+        refuse("rope: more dimensions than a head has");
+      }
+      return;
+    }
+    case OpKind::kAttention: return attention(op.attention.shape);
+    case OpKind::kMerge: return attention(op.merge.shape);
+  }
+}
+
+// Follows the width of the activations from op to op.
+void Decoder::check_program() const {
+  int width = 0;
+  uint32_t formats = 0;
+  for (const Op& op : program_.ops) {
+    check_op(op);
+    if (op.kind == OpKind::kPrepare) {
+      width = op.prepare.width;
+      formats = op.prepare.formats;
+    }
+    if (op.kind != OpKind::kLinear) continue;
+    for (int p = 0; p < op.linear.parts; ++p) {
+      const Matrix& m = model_.matrix(op.linear.part[p].matrix);
+      if (m.cols != width) refuse("linear: the activations have another width than the matrix");
+      if (!((formats >> static_cast<int>(m.format)) & 1u)) refuse("linear: activations are not in the matrix's format");
+    }
+  }
+  const HeadOp& head = program_.head;
+  const Matrix& m = model_.matrix(head.matrix);
+  if (m.rows != config_.vocab || m.cols != config_.hidden) refuse("head: another shape than vocab x hidden");
+  if (head.bias != kNoId && model_.vector(head.bias).size != config_.vocab) refuse("head: the bias has another size");
+  check_norm(head.norm, config_.hidden, "head");
+}
+
+}  // namespace spola

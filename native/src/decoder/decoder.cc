@@ -1,0 +1,216 @@
+#include "decoder/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace spola {
+namespace {
+
+constexpr int kHeadRows = 64;  // rows whose logits are held at a time
+
+const Kernels* pick_kernels(const std::string& isa) {
+  const Kernels* kernels = select_kernels(isa.c_str());
+  if (!kernels) throw std::invalid_argument("instruction set '" + isa + "' is not available on this processor");
+  return kernels;
+}
+
+int checked_threads(int threads) {
+  if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must be between 1 and 1024");
+  return threads;
+}
+
+}  // namespace
+
+Decoder::Decoder(const DecoderConfig& config)
+    : config_(config),
+      kernels_(pick_kernels(config.isa)),
+      pool_(checked_threads(config.threads)),
+      model_(config.weight_limit, config.huge_pages, config.precise, kernels_) {
+  const auto positive = [](const char* name, int value) {
+    if (value < 1) throw std::invalid_argument(std::string(name) + " must be at least 1");
+  };
+  positive("vocab", config.vocab);
+  positive("hidden", config.hidden);
+  positive("max_step_tokens", config.max_step_tokens);
+  positive("max_seqs", config.max_seqs);
+  positive("max_model_len", config.max_model_len);
+}
+
+int Decoder::add_kv_group(const KvShape& shape, int blocks) {
+  if (shape.layers < 1 || shape.heads < 1 || shape.k_dim < 1 || shape.v_dim < 1 || shape.window < 0) {
+    throw std::invalid_argument("a KV group has an impossible shape");
+  }
+  if (blocks < 1) throw std::invalid_argument("a KV group needs at least one block");
+  kv_.emplace_back(shape, blocks, config_.huge_pages);
+  return static_cast<int>(kv_.size()) - 1;
+}
+
+void Decoder::append(const Op& op) { program_.ops.push_back(op); }
+
+uint32_t Decoder::formats_of(const std::vector<int>& indices) const {
+  uint32_t formats = 0;
+  for (int i : indices) formats |= 1u << static_cast<int>(model_.matrix(i).format);
+  return formats;
+}
+
+void Decoder::finish() {
+  check_program();
+  WorkspaceShape shape;
+  shape.rows = config_.max_step_tokens;
+  shape.head_rows = std::min(kHeadRows, config_.max_step_tokens);
+  shape.workers = pool_.size();
+  shape.hidden = config_.hidden;
+  shape.vocab = config_.vocab;
+  std::vector<KvShape> shapes;
+  for (const KvPool& pool : kv_) shapes.push_back(pool.shape());
+  work_ = std::make_unique<Workspace>(shape, program_, shapes, config_.huge_pages);
+  samplers_.assign(pool_.size(), Sampler(kernels_, config_.vocab));
+  rows_.bad.reset(new std::atomic<bool>[config_.max_step_tokens]);
+  rows_.block.resize(kv_.size());
+  rows_.attention.resize(kv_.size());
+}
+
+MemoryUse Decoder::memory() const {
+  MemoryUse use;
+  use.weights = model_.bytes();
+  for (const KvPool& pool : kv_) use.kv += pool.bytes();
+  if (work_) use.workspace = work_->bytes();
+  return use;
+}
+
+void Decoder::poison(int group, int block) {
+  if (group < 0 || group >= static_cast<int>(kv_.size()) || block < 0 || block >= kv_[group].blocks()) {
+    throw std::invalid_argument("there is no such block");
+  }
+  kv_[group].poison(block);
+}
+
+std::vector<SliceOut> Decoder::execute(const StepIn& step) {
+  if (!work_) throw std::logic_error("execute before finish");
+  check(step);
+  update_requests(step);
+  move_blocks(step);
+  std::vector<Run> runs = begin_runs(step);
+  lay_out_rows(step.slices);
+  if (rows_.count > 0) compute(step, runs);
+  end_runs(runs);
+  std::vector<SliceOut> out;
+  out.reserve(runs.size());
+  for (Run& run : runs) out.push_back(std::move(run.out));
+  return out;
+}
+
+void Decoder::update_requests(const StepIn& step) {
+  for (int64_t id : step.gone) requests_.erase(id);
+  for (const RequestIn& r : step.fresh) requests_.insert_or_assign(r.id, Request(r));
+}
+
+void Decoder::move_blocks(const StepIn& step) {
+  for (size_t g = 0; g < kv_.size(); ++g) {
+    std::vector<std::pair<int, int>> pairs;
+    for (const CopyIn& c : step.copies) {
+      if (c.group == static_cast<int>(g)) pairs.emplace_back(c.source, c.target);
+    }
+    // A block may be cleared in the step that also copies it: copies read first.
+    std::vector<int> cleared;
+    for (const ZeroIn& z : step.zero) {
+      if (z.group == static_cast<int>(g)) cleared.push_back(z.block);
+    }
+    if (!pairs.empty()) kv_[g].copy(pairs);
+    for (int block : cleared) kv_[g].zero(block);
+  }
+}
+
+// Takes note of tokens that were not known before, and of what is wrong with a request.
+std::vector<Decoder::Run> Decoder::begin_runs(const StepIn& step) {
+  std::vector<Run> runs(step.slices.size());
+  int row = 0;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const SliceIn& slice = step.slices[i];
+    Run& run = runs[i];
+    run.in = &slice;
+    run.request = &requests_.find(slice.id)->second;
+    run.row = row;
+    row += slice.n;
+    run.out.error = run.request->problem;
+    for (int j = 0; j < slice.n; ++j) {
+      const int32_t id = slice.ids[j];
+      if (id < 0 || id >= config_.vocab) {
+        run.out.error = "token id " + std::to_string(id) + " is outside the vocabulary of " +
+                        std::to_string(config_.vocab);
+        break;
+      }
+      if (j < slice.n - slice.n_drafts && slice.start + j >= run.request->known) run.request->append(id);
+    }
+    for (int j = 0; j < slice.n_targets; ++j) {
+      if (slice.targets[j] < 0 || slice.targets[j] >= config_.vocab) {
+        run.out.error = "target id " + std::to_string(slice.targets[j]) + " is outside the vocabulary of " +
+                        std::to_string(config_.vocab);
+      }
+    }
+  }
+  return runs;
+}
+
+void Decoder::lay_out_rows(const std::vector<SliceIn>& slices) {
+  rows_.token.clear();
+  rows_.position.clear();
+  for (auto& blocks : rows_.block) blocks.clear();
+  for (const SliceIn& slice : slices) {
+    for (int i = 0; i < slice.n; ++i) {
+      const int32_t id = slice.ids[i];
+      rows_.token.push_back(id < 0 || id >= config_.vocab ? 0 : id);  // such a slice has an error already
+      rows_.position.push_back(slice.start + i);
+      for (size_t g = 0; g < kv_.size(); ++g) {
+        rows_.block[g].push_back(slice.tables[g].blocks[(slice.start + i) / kBlock]);
+      }
+    }
+  }
+  rows_.count = static_cast<int>(rows_.token.size());
+  for (int r = 0; r < rows_.count; ++r) rows_.bad[r].store(false, std::memory_order_relaxed);
+  if (rows_.count == 0) return;
+  for (size_t g = 0; g < kv_.size(); ++g) {
+    plan_attention(slices, kv_[g].shape(), pool_.size(), Workspace::kSpareRecords, &rows_.attention[g]);
+  }
+}
+
+void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
+  std::vector<HeadRow> heads;
+  std::vector<HeadRow> vectors;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const SliceIn& slice = *runs[i].in;
+    const bool embeds = runs[i].request->want == Want::kEmbedLast || runs[i].request->want == Want::kEmbedMean;
+    const int first = slice.n - (embeds ? slice.n : slice.n_head);
+    for (int j = first; j < slice.n; ++j) {
+      (embeds ? vectors : heads).push_back({static_cast<int>(i), runs[i].row + j, j - first});
+    }
+  }
+  pool_.run([&](int worker) {
+    OpContext c{kernels_, &model_, &kv_, work_.get(), &pool_, &step.slices, &rows_, {}};
+    for (const Op& op : program_.ops) {
+      run_op(op, c, worker);
+      if (op.barrier) pool_.barrier();
+    }
+    run_head(heads, runs, c, worker);
+    run_vectors(vectors, runs, c, worker);
+  });
+}
+
+// A row that was not finite ends its request.
+void Decoder::end_runs(std::vector<Run>& runs) {
+  for (Run& run : runs) {
+    for (int j = 0; j < run.in->n && run.out.error.empty(); ++j) {
+      if (rows_.bad[run.row + j].load(std::memory_order_relaxed)) {
+        run.out.error = "the model gave values that are not finite at position " + std::to_string(run.in->start + j);
+      }
+    }
+    if (run.out.error.empty()) continue;
+    SliceOut failed;
+    failed.error = std::move(run.out.error);
+    run.out = std::move(failed);
+  }
+}
+
+}  // namespace spola

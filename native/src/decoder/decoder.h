@@ -1,0 +1,117 @@
+// A decoder: weights, KV cache, op program, requests, and the one call that runs a step.
+//
+// Built by calls in this order: the constructor, add_* for tensors and tables, append for the program in execution
+// order, finish. Then execute, from one thread at a time. Nothing of Python here.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "decoder/kv_pool.h"
+#include "decoder/model.h"
+#include "decoder/ops.h"
+#include "decoder/program.h"
+#include "decoder/request.h"
+#include "decoder/sampler.h"
+#include "decoder/step.h"
+#include "decoder/workspace.h"
+
+namespace spola {
+
+struct DecoderConfig {
+  int vocab = 0;
+  int hidden = 0;
+  int max_step_tokens = 0;
+  int max_seqs = 0;
+  int max_model_len = 0;
+  int threads = 1;
+  bool precise = false;
+  bool huge_pages = true;
+  size_t weight_limit = 0;  // bytes of address space for weights
+  std::string isa;          // "" for the best
+};
+
+struct MemoryUse {
+  size_t weights = 0;
+  size_t kv = 0;
+  size_t workspace = 0;
+};
+
+class Decoder {
+ public:
+  // Throws std::invalid_argument naming the field or the instruction set.
+  explicit Decoder(const DecoderConfig& config);
+
+  const DecoderConfig& config() const { return config_; }
+  const Kernels& kernels() const { return *kernels_; }
+  ThreadPool& pool() { return pool_; }
+  Model& model() { return model_; }
+
+  int add_kv_group(const KvShape& shape, int blocks);
+  void append(const Op& op);
+  void set_head(const HeadOp& head) { program_.head = head; }
+  // Formats of activations that the matrices of `indices` need: bits by ActFormat.
+  uint32_t formats_of(const std::vector<int>& indices) const;
+  // Checks the program against tensors and groups, and takes the working memory.
+  void finish();
+
+  // Runs one step. Throws std::invalid_argument, having changed nothing, on a step that breaks the contract.
+  std::vector<SliceOut> execute(const StepIn& step);
+
+  MemoryUse memory() const;
+  // Fills a block with NaN, so that a test sees any read of it.
+  void poison(int group, int block);
+
+ private:
+  // One slice while its step runs.
+  struct Run {
+    const SliceIn* in = nullptr;
+    Request* request = nullptr;
+    SliceOut out;
+    int row = 0;           // its first row in the step
+    bool stopped = false;  // a draft was refused: later head rows mean nothing
+  };
+
+  // A row whose logits or final hidden state is wanted.
+  struct HeadRow {
+    int run;
+    int row;    // in the step
+    int index;  // in the slice's head rows; for vectors, in the slice
+  };
+
+  void check(const StepIn& step) const;
+  void check_slice(const SliceIn& slice) const;
+  void check_program() const;
+  void check_op(const Op& op) const;
+  void check_linear(const LinearOp& op) const;
+  void check_norm(const NormPart& norm, int width, const char* what) const;
+
+  void update_requests(const StepIn& step);
+  void move_blocks(const StepIn& step);
+  std::vector<Run> begin_runs(const StepIn& step);
+  void lay_out_rows(const std::vector<SliceIn>& slices);
+  void compute(const StepIn& step, std::vector<Run>& runs);
+  void gather(const HeadRow* rows, int count, int worker);
+  void run_head(const std::vector<HeadRow>& rows, std::vector<Run>& runs, OpContext& c, int worker);
+  void run_vectors(const std::vector<HeadRow>& rows, std::vector<Run>& runs, OpContext& c, int worker);
+  void use_logits(const HeadRow* rows, int count, std::vector<Run>& runs, int worker);
+  void use_row(const HeadRow& row, const float* logits, Run& run, Sampler& sampler);
+  void end_runs(std::vector<Run>& runs);
+
+  DecoderConfig config_;
+  const Kernels* kernels_;
+  ThreadPool pool_;
+  Model model_;
+  std::vector<KvPool> kv_;
+  Program program_;
+  std::unique_ptr<Workspace> work_;
+  std::vector<Sampler> samplers_;
+  std::unordered_map<int64_t, Request> requests_;
+  StepRows rows_;
+  std::vector<int32_t> head_of_row_;  // head rows in flight: their row in the step
+};
+
+}  // namespace spola

@@ -1,0 +1,233 @@
+#include "decoder/ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/attention.h"
+#include "kernels/pack.h"
+#include "kernels/rope.h"
+
+namespace spola {
+namespace {
+
+// Floats of one row of the qkv buffer.
+size_t qkv_width(const AttentionShape& shape, const KvShape& g) {
+  return static_cast<size_t>(shape.heads + g.heads) * g.k_dim + static_cast<size_t>(g.heads) * g.v_dim;
+}
+
+void embed(const EmbedOp& op, const OpContext& c, int worker) {
+  const Matrix& m = c.model->matrix(op.matrix);
+  const Range range = share(c.rows->count, worker, c.pool->size());
+  for (int r = range.begin; r < range.end; ++r) {
+    float* x = c.work->buffer(Buffer::kResidual) + static_cast<size_t>(r) * m.cols;
+    decode_row(m.scheme, m.data, c.rows->token[r], m.cols, x);
+    if (op.scale != 1.0f) {
+      for (int i = 0; i < m.cols; ++i) x[i] *= op.scale;
+    }
+  }
+}
+
+void prepare(const PrepareOp& op, const OpContext& c, int worker) {
+  const Range range = share(c.rows->count, worker, c.pool->size());
+  prepare_rows(c, op.norm, c.work->buffer(op.input), op.width, op.formats, range.begin, range.end, nullptr);
+  c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
+}
+
+// Norms every head of x, or all of them as one vector.
+void norm_heads(const OpContext& c, const NormPart& norm, bool whole, float* x, int heads, int dim, float* scratch) {
+  if (norm.kind == NormKind::kNone) return;
+  const int n = whole ? heads * dim : dim;
+  for (int i = 0; i < heads * dim; i += n) apply_norm(*c.kernels, *c.model, norm, x + i, n, x + i, scratch);
+}
+
+void store_k(const OpContext& c, const KvShape& g, const float* x, uint8_t* block, int lane, float* scratch) {
+  if (g.k_type == KvType::kF32) {
+    float* k = reinterpret_cast<float*>(block) + lane;
+    for (int d = 0; d < g.k_dim; ++d) k[d * kBlock] = x[d];
+    return;
+  }
+  uint16_t* half = reinterpret_cast<uint16_t*>(scratch);
+  c.kernels->f32_to_f16(x, g.k_dim, half);
+  uint16_t* k = reinterpret_cast<uint16_t*>(block) + lane;
+  for (int d = 0; d < g.k_dim; ++d) k[d * kBlock] = half[d];
+}
+
+void store_v(const OpContext& c, const KvShape& g, const float* x, uint8_t* block, int lane) {
+  if (g.v_type == KvType::kF32) {
+    std::memcpy(block + static_cast<size_t>(lane) * g.v_dim * 4, x, static_cast<size_t>(g.v_dim) * 4);
+  } else {
+    c.kernels->f32_to_f16(x, g.v_dim, reinterpret_cast<uint16_t*>(block) + static_cast<size_t>(lane) * g.v_dim);
+  }
+}
+
+void rope_kv(const RopeKvOp& op, const OpContext& c, int worker) {
+  const KvPool& pool = (*c.kv)[op.shape.group];
+  const KvShape& g = pool.shape();
+  const size_t width = qkv_width(op.shape, g);
+  float* scratch = c.work->scratch(worker);
+  const Range range = share(c.rows->count, worker, c.pool->size());
+  for (int r = range.begin; r < range.end; ++r) {
+    float* q = c.work->buffer(Buffer::kQkv) + r * width;
+    float* k = q + op.shape.heads * g.k_dim;
+    const float* v = k + g.heads * g.k_dim;
+    norm_heads(c, op.q_norm, op.norm_whole, q, op.shape.heads, g.k_dim, scratch);
+    norm_heads(c, op.k_norm, op.norm_whole, k, g.heads, g.k_dim, scratch);
+    const int position = c.rows->position[r];
+    if (op.rope != kNoId) {
+      const RopeTable& t = c.model->rope(op.rope);
+      const float* cosine = t.cosine + static_cast<size_t>(position) * t.half;
+      const float* sine = t.sine + static_cast<size_t>(position) * t.half;
+      for (int h = 0; h < op.shape.heads + g.heads; ++h) {
+        c.kernels->rope(q + h * g.k_dim, cosine, sine, t.half, t.interleaved);
+      }
+    }
+    for (int i = 0; i < op.shape.heads * g.k_dim; ++i) q[i] *= op.shape.scale;
+    const int block = c.rows->block[op.shape.group][r];
+    const int lane = position % kBlock;
+    for (int h = 0; h < g.heads; ++h) {
+      store_k(c, g, k + h * g.k_dim, pool.k(block, op.shape.layer, h), lane, scratch);
+      store_v(c, g, v + h * g.v_dim, pool.v(block, op.shape.layer, h), lane);
+    }
+  }
+  c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
+}
+
+// Fills in the blocks of one segment that rows of the item see.
+void aim(const AttentionItem& item, const KvPool& pool, const Table& table, int layer, int segment,
+         AttentionArgs* a) {
+  const int per_segment = kSegment / kBlock;
+  const int first = std::max(first_visible(pool.shape(), item.position) / kBlock, segment * per_segment);
+  const int last = std::min(item.position / kBlock, segment * per_segment + per_segment - 1);
+  a->blocks = last - first + 1;
+  a->first_block = first - segment * per_segment;
+  for (int b = first; b <= last; ++b) {
+    a->k[b - first] = pool.k(table.blocks[b], layer, item.kv_head);
+    a->v[b - first] = pool.v(table.blocks[b], layer, item.kv_head);
+  }
+  for (int r = 0; r < item.rows; ++r) {
+    const int low = first_visible(pool.shape(), item.position + r) - segment * kSegment;
+    a->low[r] = std::max(low, 0);
+    a->high[r] = std::min(item.position + r + 1 - segment * kSegment, kSegment);
+  }
+}
+
+void attention(const AttentionOp& op, const OpContext& c, int worker) {
+  const KvPool& pool = (*c.kv)[op.shape.group];
+  const KvShape& g = pool.shape();
+  const AttentionPlan& plan = c.rows->attention[op.shape.group];
+  AttentionArgs a;
+  a.heads = op.shape.heads / g.heads;
+  a.k_dim = g.k_dim;
+  a.v_dim = g.v_dim;
+  a.k_type = g.k_type;
+  a.v_type = g.v_type;
+  a.softcap = op.shape.softcap;
+  a.q_stride = qkv_width(op.shape, g);
+  const size_t head = static_cast<size_t>(g.v_dim) + 2;
+  const size_t record = head * static_cast<size_t>(op.shape.heads);
+  uint64_t segments = 0;
+  for (int i = plan.begin[worker]; i < plan.begin[worker + 1]; ++i) {
+    const AttentionItem& item = plan.items[i];
+    const Table& table = (*c.slices)[item.slice].tables[op.shape.group];
+    a.rows = item.rows;
+    a.q = c.work->buffer(Buffer::kQkv) + item.row * a.q_stride +
+          static_cast<size_t>(item.kv_head) * a.heads * g.k_dim;
+    float* result = c.work->partials() + item.record * record + item.kv_head * a.heads * head;
+    const size_t stride = record * static_cast<size_t>(item.stride);
+    for (int s = 0; s < item.segments; ++s, ++segments) {
+      aim(item, pool, table, op.shape.layer, item.segment + s, &a);
+      a.out = s == 0 ? result : c.work->scratch(worker);
+      a.out_stride = s == 0 ? stride : a.heads * head;
+      c.kernels->attention_segment(a);
+      if (s == 0) continue;
+      for (int r = 0; r < item.rows; ++r) {
+        for (int h = 0; h < a.heads; ++h) {
+          c.kernels->attention_merge(a.out + r * a.out_stride + h * head, g.v_dim, result + r * stride + h * head);
+        }
+      }
+    }
+  }
+  c.pool->counters(worker).segments += segments;
+}
+
+void merge(const MergeOp& op, const OpContext& c, int worker) {
+  const KvShape& g = (*c.kv)[op.shape.group].shape();
+  const AttentionPlan& plan = c.rows->attention[op.shape.group];
+  const size_t head = static_cast<size_t>(g.v_dim) + 2;
+  const size_t record = head * static_cast<size_t>(op.shape.heads);
+  const Range range = share(c.rows->count, worker, c.pool->size());
+  for (int r = range.begin; r < range.end; ++r) {
+    float* first = c.work->partials() + plan.record[r] * record;
+    float* out = c.work->buffer(Buffer::kAttention) + static_cast<size_t>(r) * op.shape.heads * g.v_dim;
+    for (int h = 0; h < op.shape.heads; ++h) {
+      float* into = first + h * head;
+      for (int p = 1; p < plan.parts[r]; ++p) c.kernels->attention_merge(into + p * record, g.v_dim, into);
+      const float inverse = 1.0f / into[1];
+      for (int d = 0; d < g.v_dim; ++d) out[h * g.v_dim + d] = into[2 + d] * inverse;
+    }
+  }
+}
+
+}  // namespace
+
+void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm, const float* x, int n, float* y,
+                float* scratch) {
+  float* out = y == x ? scratch : y;
+  if (norm.kind == NormKind::kLayer) {
+    kernels.layer_norm(x, model.vector(norm.weight).data, model.vector(norm.bias).data, norm.eps, n, out);
+  } else {
+    kernels.rms_norm(x, model.vector(norm.weight).data, norm.eps, n, out);
+  }
+  if (out != y) std::memcpy(y, out, static_cast<size_t>(n) * sizeof(float));
+}
+
+void prepare_rows(const OpContext& c, const NormPart& norm, const float* input, int width, uint32_t formats,
+                  int begin, int end, const int32_t* of_row) {
+  const Workspace& w = *c.work;
+  for (int r = begin; r < end; ++r) {
+    const size_t at = static_cast<size_t>(r) * width;
+    const float* x = input + at;
+    if (norm.kind != NormKind::kNone) {
+      apply_norm(*c.kernels, *c.model, norm, x, width, w.f32 + at, nullptr);
+      x = w.f32 + at;
+    }
+    bool finite = true;
+    if (formats & (1u << static_cast<int>(ActFormat::kA8))) {
+      const size_t blocks = static_cast<size_t>(r) * (width / 32);
+      finite &= c.kernels->quantize_a8(x, width, w.q8 + at, w.d8 + blocks, w.s8 + blocks, w.h8 + 2 * blocks);
+    }
+    if (formats & (1u << static_cast<int>(ActFormat::kA16))) {
+      finite &= c.kernels->quantize_a16(x, width, w.q16 + at, w.d16 + r);
+    }
+    if (!finite) c.rows->bad[of_row ? of_row[r] : r].store(true, std::memory_order_relaxed);
+  }
+}
+
+Activations prepared(const Workspace& w, const NormPart& norm, const float* input, int width) {
+  Activations a;
+  a.k = width;
+  a.f32 = norm.kind == NormKind::kNone ? input : w.f32;
+  a.q8 = w.q8;
+  a.d8 = w.d8;
+  a.s8 = w.s8;
+  a.h8 = w.h8;
+  a.q16 = w.q16;
+  a.d16 = w.d16;
+  return a;
+}
+
+void run_op(const Op& op, OpContext& c, int worker) {
+  switch (op.kind) {
+    case OpKind::kEmbed: return embed(op.embed, c, worker);
+    case OpKind::kPrepare:
+      c.activations = prepared(*c.work, op.prepare.norm, c.work->buffer(op.prepare.input), op.prepare.width);
+      return prepare(op.prepare, c, worker);
+    case OpKind::kLinear: return run_linear(op.linear, c, worker);
+    case OpKind::kRopeKv: return rope_kv(op.rope_kv, c, worker);
+    case OpKind::kAttention: return attention(op.attention, c, worker);
+    case OpKind::kMerge: return merge(op.merge, c, worker);
+  }
+}
+
+}  // namespace spola

@@ -1,0 +1,116 @@
+// The op records a decoder is lowered to, once, at load: plain data that ops.cc interprets.
+//
+// Buffers hold one row per token of the step, row-major, without padding between rows.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace spola {
+
+enum class Buffer : int32_t { kNone = -1, kResidual = 0, kQkv, kAttention, kHidden, kDelta, kLogits, kCount };
+
+enum class NormKind : int32_t { kNone = 0, kRms, kLayer };
+enum class Epilogue : int32_t { kStore = 0, kAdd, kSiluMul, kGeluTanhMul };
+
+constexpr int kNoId = -1;
+
+// A norm over the last axis: indices of vectors, or none.
+struct NormPart {
+  NormKind kind = NormKind::kNone;
+  int32_t weight = kNoId;
+  int32_t bias = kNoId;
+  float eps = 0.0f;
+};
+
+// residual = embedding row * scale
+struct EmbedOp {
+  int32_t matrix = kNoId;
+  float scale = 1.0f;
+};
+
+// activations = norm(input), in every format of `formats` (bits by ActFormat)
+struct PrepareOp {
+  Buffer input = Buffer::kResidual;
+  int32_t width = 0;
+  NormPart norm;
+  uint32_t formats = 0;
+};
+
+// One matrix of a linear op. A delta (adapters) is added before the bias.
+struct LinearPart {
+  int32_t matrix = kNoId;
+  int32_t bias = kNoId;
+  int32_t column = 0;            // where its outputs begin in an output row
+  Buffer delta = Buffer::kNone;  // rows laid out like the output's
+};
+
+constexpr int kMaxParts = 4;
+
+// output (op)= parts of activations. For the gated epilogues part 0 is the gate, part 1 the up projection.
+struct LinearOp {
+  LinearPart part[kMaxParts];
+  int32_t parts = 0;
+  Buffer output = Buffer::kNone;
+  int32_t width = 0;  // floats per output row
+  Epilogue epilogue = Epilogue::kStore;
+  float multiplier = 1.0f;  // of what is added to the residual stream
+};
+
+// The heads of one layer within the qkv buffer: queries, then keys, then values.
+struct AttentionShape {
+  int32_t group = 0;  // KV group
+  int32_t layer = 0;  // index of the layer within the group
+  int32_t heads = 0;
+  float scale = 1.0f;
+  float softcap = 0.0f;
+};
+
+// Norms of q and k, rotation, scaling of q; K and V go to their blocks.
+struct RopeKvOp {
+  AttentionShape shape;
+  int32_t rope = kNoId;  // table, or none
+  NormPart q_norm, k_norm;
+  bool norm_whole = false;  // over all heads at once instead of each
+};
+
+struct AttentionOp {
+  AttentionShape shape;
+};
+
+// Merges the partials of every row into the attention buffer.
+struct MergeOp {
+  AttentionShape shape;
+};
+
+enum class OpKind : int32_t { kEmbed = 0, kPrepare, kLinear, kRopeKv, kAttention, kMerge };
+
+struct Op {
+  OpKind kind = OpKind::kEmbed;
+  bool barrier = true;  // all workers meet after it
+  union {
+    EmbedOp embed;
+    PrepareOp prepare;
+    LinearOp linear;
+    RopeKvOp rope_kv;
+    AttentionOp attention;
+    MergeOp merge;
+  };
+  Op() : embed() {}
+};
+
+// What turns residual rows into logits.
+struct HeadOp {
+  NormPart norm;
+  int32_t matrix = kNoId;
+  int32_t bias = kNoId;
+  float scale = 1.0f;
+  float softcap = 0.0f;
+};
+
+struct Program {
+  std::vector<Op> ops;
+  HeadOp head;
+};
+
+}  // namespace spola

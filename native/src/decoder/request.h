@@ -1,0 +1,40 @@
+// What the decoder remembers of a request between steps: penalty counts, pooling sums, settings.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "decoder/step.h"
+
+namespace spola {
+
+struct Request {
+  int64_t id = 0;
+  int32_t choice = 0;
+  uint64_t seed = 0;
+  Want want = Want::kSample;
+  Params params;
+  std::string problem;
+  int total = 0;    // tokens named when the request came
+  int known = 0;    // tokens counted so far
+  std::unordered_map<int32_t, int32_t> counts;  // occurrences in the output; 0: in the prompt only
+  std::vector<double> sums;                     // of final hidden states, for want embed_mean
+  int pooled = 0;                               // rows in `sums`
+
+  explicit Request(const RequestIn& in)
+      : id(in.id), choice(in.choice), seed(in.seed), want(in.want), params(in.params), problem(in.problem),
+        total(in.n_ids), known(in.n_ids) {
+    if (!params.counts_tokens()) return;
+    for (int i = 0; i < in.n_ids; ++i) counts[in.ids[i]] += i < in.n_prompt ? 0 : 1;
+  }
+
+  // One more token of the output.
+  void append(int32_t token) {
+    ++known;
+    if (params.counts_tokens()) ++counts[token];
+  }
+};
+
+}  // namespace spola

@@ -1,0 +1,55 @@
+// Choosing a token from a row of logits: the "Sampling" section of docs/numerics.md.
+//
+// Results equal the definition over a full sort; candidates are selected, never all sorted unless a top-p
+// needs it. One object per worker (it holds scratch memory). Logits are finite: the decoder has checked.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "decoder/request.h"
+#include "kernels/table.h"
+
+namespace spola {
+
+struct Candidate {
+  float logit;
+  int32_t id;
+  float weight;
+};
+
+class Sampler {
+ public:
+  Sampler(const Kernels* kernels, int vocab) : kernels_(kernels), vocab_(vocab) {}
+
+  // The token at `position` of `request`; -1 with `error` set when nothing can be chosen.
+  // `mask` has one bit per id, or is null.
+  int32_t sample(const float* logits, const Request& request, int position, const uint32_t* mask,
+                 std::string* error);
+
+  // ln of the sum of exp(logits).
+  double log_sum_exp(const float* logits);
+
+  // Log-probability of `id` and of the `top` likeliest ids.
+  LogprobOut logprob(const float* logits, int32_t id, int top);
+
+ private:
+  const float* adjust(const float* logits, const Request& request, const uint32_t* mask);
+  void best(const float* logits, int64_t count);
+  int32_t largest(const float* logits, float top) const;
+  bool narrow(const float* logits, float top, const Params& params);
+  void weigh(float top);
+  double chunked_total(const float* logits, float top);
+  int32_t draw_candidates(float min_p, double u);
+  int32_t draw_all(const float* logits, float top, float min_p, double u);
+
+  const Kernels* kernels_;
+  int vocab_;
+  std::vector<float> adjusted_;
+  std::vector<float> weights_;
+  std::vector<double> before_;  // running sum at the start of each chunk
+  std::vector<Candidate> candidates_;
+};
+
+}  // namespace spola

@@ -1,0 +1,73 @@
+#include "decoder/workspace.h"
+
+#include <algorithm>
+
+#include "base/align.h"
+
+namespace spola {
+namespace {
+
+void widen(std::array<int, static_cast<size_t>(Buffer::kCount)>& widths, Buffer b, int width) {
+  if (b == Buffer::kNone) return;
+  int& w = widths[static_cast<size_t>(b)];
+  w = std::max(w, width);
+}
+
+}  // namespace
+
+Workspace::Workspace(const WorkspaceShape& shape, const Program& program, const std::vector<KvShape>& kv,
+                     bool huge_pages)
+    : shape_(shape) {
+  size_t total = 0;
+  lay_out(program, kv, [&total](auto*& pointer, size_t count) {
+    total = round_up(total, kCacheLine) + count * sizeof(*pointer);
+  });
+  memory_ = Mapping(total, huge_pages);
+  size_t used = 0;
+  lay_out(program, kv, [&](auto*& pointer, size_t count) {
+    used = round_up(used, kCacheLine);
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(memory_.data() + used);
+    used += count * sizeof(*pointer);
+  });
+}
+
+template <class Take>
+void Workspace::lay_out(const Program& program, const std::vector<KvShape>& kv, Take&& take) {
+  widths_.fill(0);
+  widen(widths_, Buffer::kResidual, shape_.hidden);
+  widen(widths_, Buffer::kLogits, static_cast<int>(round_up(static_cast<size_t>(shape_.vocab), kTileRows)));
+  int k = shape_.hidden;  // widest activations
+  int record = 0;         // floats of the largest attention record
+  int scratch = 0;
+  for (const Op& op : program.ops) {
+    if (op.kind == OpKind::kLinear) widen(widths_, op.linear.output, op.linear.width);
+    if (op.kind == OpKind::kPrepare) k = std::max(k, op.prepare.width);
+    if (op.kind == OpKind::kMerge) {
+      const KvShape& g = kv[static_cast<size_t>(op.merge.shape.group)];
+      widen(widths_, Buffer::kAttention, op.merge.shape.heads * g.v_dim);
+      record = std::max(record, op.merge.shape.heads * (g.v_dim + 2));
+      scratch = std::max(scratch, kMaxRows * (op.merge.shape.heads / g.heads) * (g.v_dim + 2));
+    }
+  }
+  scratch = std::max(scratch, widths_[static_cast<size_t>(Buffer::kQkv)]);
+  scratch_floats_ = round_up(static_cast<size_t>(scratch), kCacheLine);
+
+  const size_t rows = static_cast<size_t>(shape_.rows);
+  for (size_t b = 0; b < buffers_.size(); ++b) {
+    const size_t n = b == static_cast<size_t>(Buffer::kLogits) ? static_cast<size_t>(shape_.head_rows) : rows;
+    take(buffers_[b], n * static_cast<size_t>(widths_[b]));
+  }
+  const size_t width = static_cast<size_t>(k);
+  take(head_input_, static_cast<size_t>(shape_.head_rows) * static_cast<size_t>(shape_.hidden));
+  take(partials_, (rows + kSpareRecords) * static_cast<size_t>(record));
+  take(scratch_, scratch_floats_ * static_cast<size_t>(shape_.workers));
+  take(q8, rows * width);
+  take(d8, rows * ceil_div<size_t>(width, 32));
+  take(s8, rows * ceil_div<size_t>(width, 32));
+  take(h8, rows * ceil_div<size_t>(width, 16));
+  take(q16, rows * width);
+  take(d16, rows);
+  take(f32, rows * width);
+}
+
+}  // namespace spola

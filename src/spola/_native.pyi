@@ -1,0 +1,75 @@
+from collections.abc import Sequence
+from typing import Any
+
+def compiled_isas() -> list[str]: ...
+def usable_isas() -> list[str]: ...
+def chosen_isa(isa: str) -> str: ...
+def measure_read_bandwidth(bytes: int, threads: int, passes: int, huge_pages: bool) -> list[float]: ...
+
+class Decoder:
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        hidden: int,
+        max_step_tokens: int,
+        max_seqs: int,
+        max_model_len: int,
+        threads: int,
+        precise: bool,
+        huge_pages: bool,
+        weight_limit: int,
+        isa: str,
+    ) -> None: ...
+    def add_matrix(self, name: str, type: int, rows: int, cols: int, data: Any) -> int: ...
+    def add_vector(self, name: str, type: int, n: int, data: Any, offset: float) -> int: ...
+    def add_rope(self, frequencies: Sequence[float], factor: float, interleaved: bool) -> int: ...
+    def add_kv_group(
+        self,
+        *,
+        layers: int,
+        heads: int,
+        k_dim: int,
+        v_dim: int,
+        window: int,
+        k_f16: bool,
+        v_f16: bool,
+        blocks: int,
+    ) -> int: ...
+    def embed(self, matrix: int, scale: float) -> None: ...
+    def prepare(
+        self, input: int, width: int, norm: tuple[int, int, int, float], consumers: Sequence[int]
+    ) -> None: ...
+    def linear(
+        self,
+        parts: Sequence[tuple[int, int, int]],
+        output: int,
+        width: int,
+        epilogue: int,
+        multiplier: float,
+    ) -> None: ...
+    def attention(
+        self,
+        *,
+        group: int,
+        layer: int,
+        heads: int,
+        scale: float,
+        softcap: float,
+        rope: int,
+        q_norm: tuple[int, int, int, float],
+        k_norm: tuple[int, int, int, float],
+        norm_whole: bool,
+    ) -> None: ...
+    def head(
+        self, norm: tuple[int, int, int, float], matrix: int, bias: int, scale: float, softcap: float
+    ) -> None: ...
+    def finish(self) -> None: ...
+    def execute(
+        self, fresh: list[Any], gone: list[int], copies: list[Any], zero: list[Any], slices: list[Any]
+    ) -> list[Any]: ...
+    def memory(self) -> dict[str, int]: ...
+    def counters(self) -> list[dict[str, int]]: ...
+    def poison(self, group: int, block: int) -> None: ...
+    @property
+    def isa(self) -> str: ...

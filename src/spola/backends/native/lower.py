@@ -1,0 +1,242 @@
+"""DecoderSpec -> op records of the native decoder, once, at load.
+
+A ``match`` over the parts of the spec: what is not lowered here is refused by name before any tensor is
+read. The records themselves are native/src/decoder/program.h; arithmetic is docs/numerics.md.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spola import _native
+from spola.core.dtype import BY_NAME
+from spola.core.errors import ModelError
+from spola.core.runner import KvGroup, RunnerConfig
+from spola.spec.decoder import (
+    Attention,
+    DecoderSpec,
+    DenseMlp,
+    Layer,
+    LayerNorm,
+    NoPositions,
+    Norm,
+    RmsNorm,
+    Rope,
+)
+from spola.spec.rope import inverse_frequencies
+
+__all__ = ["Tensors", "check", "lower", "norm_offsets"]
+
+# program.h: Buffer, NormKind, Epilogue, kNoId
+_RESIDUAL, _QKV, _ATTENTION, _HIDDEN = 0, 1, 2, 3
+_NO_NORM, _RMS, _LAYER = 0, 1, 2
+_STORE, _ADD = 0, 1
+_GATED = {"silu": 2, "gelu_tanh": 3}
+_NONE = -1
+
+_NormRecord = tuple[int, int, int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Indices of packed matrices and of vectors by canonical name, and the values of rope factors."""
+
+    matrices: Mapping[str, int]
+    vectors: Mapping[str, int]
+    factors: Mapping[str, array[float]]
+
+
+def check(spec: DecoderSpec) -> None:
+    """Raises ModelError naming the first part of ``spec`` that the native backend does not have yet."""
+    if spec.embedding_norm is not None:
+        raise ModelError("the native backend does not have embedding norms yet")
+    if not isinstance(spec.positions, NoPositions):
+        raise ModelError(f"the native backend does not have {type(spec.positions).__name__} yet")
+    for index, layer in enumerate(spec.layers):
+        missing = _missing(layer)
+        if missing:
+            raise ModelError(f"layer {index}: the native backend does not have {missing} yet")
+
+
+def _missing(layer: Layer) -> str | None:
+    match layer.attention:
+        case Attention(positions=Rope() | NoPositions(), sinks=False, merged_qkv=False):
+            pass
+        case Attention(sinks=True):
+            return "attention sinks"
+        case Attention(merged_qkv=True):
+            return "a merged qkv tensor"
+        case Attention(positions=positions):
+            return type(positions).__name__
+        case other:
+            return type(other).__name__
+    match layer.mlp:
+        case DenseMlp(gated=True, clamp=None, merged=False, activation="silu" | "gelu_tanh"):
+            pass
+        case DenseMlp(gated=False):
+            return "an MLP without gate"
+        case DenseMlp(merged=True):
+            return "a merged gate and up tensor"
+        case DenseMlp(clamp=float()):
+            return "a clamped activation"
+        case DenseMlp(activation=activation):
+            return f"the activation {activation}"
+        case other_mlp:
+            return type(other_mlp).__name__
+    if layer.residual != "serial":
+        return "parallel residuals"
+    if layer.post_attention_norm is not None or layer.post_mlp_norm is not None:
+        return "norms after attention or MLP"
+    return None
+
+
+def norm_offsets(spec: DecoderSpec) -> dict[str, float]:
+    """What is added to norm weights when they are loaded, by canonical name, where it is not 0."""
+    norms: dict[str, Norm | None] = {"final_norm": spec.final_norm}
+    for index, layer in enumerate(spec.layers):
+        norms[f"layers.{index}.pre_attention_norm"] = layer.pre_attention_norm
+        norms[f"layers.{index}.pre_mlp_norm"] = layer.pre_mlp_norm
+        if isinstance(layer.attention, Attention):
+            norms[f"layers.{index}.attention.q_norm"] = layer.attention.q_norm
+            norms[f"layers.{index}.attention.k_norm"] = layer.attention.k_norm
+    return {
+        f"{name}.weight": norm.offset
+        for name, norm in norms.items()
+        if isinstance(norm, RmsNorm) and norm.offset != 0.0
+    }
+
+
+def lower(spec: DecoderSpec, config: RunnerConfig, decoder: _native.Decoder, tensors: Tensors) -> None:
+    """Append the whole program of ``spec`` (which ``check`` has passed) to ``decoder``.
+
+    Raises ModelError when a KV group of ``config`` does not hold what a layer needs.
+    """
+    program = _Program(spec, config, decoder, tensors)
+    decoder.embed(tensors.matrices["embedding.weight"], spec.embedding_scale)
+    for index, layer in enumerate(spec.layers):
+        program.attention(layer, index)
+        program.mlp(layer, index)
+    head = spec.head
+    decoder.head(
+        program.norm(spec.final_norm, "final_norm", spec.hidden),
+        tensors.matrices["embedding.weight" if head.tied else "head.weight"],
+        tensors.vectors["head.bias"] if head.bias else _NONE,
+        head.scale,
+        head.softcap or 0.0,
+    )
+
+
+class _Program:
+    """Appends layers; remembers rope tables and constant vectors that layers share."""
+
+    def __init__(
+        self, spec: DecoderSpec, config: RunnerConfig, decoder: _native.Decoder, tensors: Tensors
+    ) -> None:
+        self.spec = spec
+        self.config = config
+        self.decoder = decoder
+        self.tensors = tensors
+        self.ropes: dict[Rope, int] = {}
+        self.constants: dict[tuple[float, int], int] = {}
+
+    def norm(self, norm: Norm | None, name: str, width: int) -> _NormRecord:
+        vectors = self.tensors.vectors
+        match norm:
+            case None:
+                return (_NO_NORM, _NONE, _NONE, 0.0)
+            case RmsNorm(eps=eps):
+                return (_RMS, vectors[f"{name}.weight"], _NONE, eps)
+            case LayerNorm(eps=eps, weight=weight, bias=bias):
+                w = vectors[f"{name}.weight"] if weight else self._constant(1.0, width)
+                b = vectors[f"{name}.bias"] if bias else self._constant(0.0, width)
+                return (_LAYER, w, b, eps)
+
+    def _constant(self, value: float, width: int) -> int:
+        if (value, width) not in self.constants:
+            data = array("f", [value]) * width
+            f32 = BY_NAME["F32"].gguf_id
+            self.constants[value, width] = self.decoder.add_vector("constant", f32, width, data, 0.0)
+        return self.constants[value, width]
+
+    def _rope(self, positions: Rope) -> int:
+        if positions not in self.ropes:
+            frequencies, factor = inverse_frequencies(positions, self.config.max_model_len)
+            if positions.factors is not None:
+                divisors = self.tensors.factors[positions.factors]
+                frequencies = [f / d for f, d in zip(frequencies, divisors, strict=True)]
+            interleaved = positions.layout == "interleaved"
+            self.ropes[positions] = self.decoder.add_rope(frequencies, factor, interleaved)
+        return self.ropes[positions]
+
+    def _parts(self, prefix: str, rows: Mapping[str, int], bias: bool) -> list[tuple[int, int, int]]:
+        """Matrices that share an input, their outputs side by side: (matrix, bias, first column)."""
+        parts, column = [], 0
+        for name, n in rows.items():
+            vector = self.tensors.vectors[f"{prefix}{name}.bias"] if bias else _NONE
+            parts.append((self.tensors.matrices[f"{prefix}{name}.weight"], vector, column))
+            column += n
+        return parts
+
+    def attention(self, layer: Layer, index: int) -> None:
+        a = layer.attention
+        assert isinstance(a, Attention)
+        group, position = _kv_position(self.config.kv_groups, a, index)
+        prefix, hidden = f"layers.{index}.", self.spec.hidden
+        rows = {
+            "attention.q": a.heads * a.k_dim,
+            "attention.k": a.kv_heads * a.k_dim,
+            "attention.v": a.kv_heads * a.v_dim,
+        }
+        qkv = self._parts(prefix, rows, a.qkv_bias)
+        pre = self.norm(layer.pre_attention_norm, f"{prefix}pre_attention_norm", hidden)
+        whole = a.qk_norm_span == "whole"
+        self.decoder.prepare(_RESIDUAL, hidden, pre, [part[0] for part in qkv])
+        self.decoder.linear(qkv, _QKV, sum(rows.values()), _STORE, 1.0)
+        self.decoder.attention(
+            group=group,
+            layer=position,
+            heads=a.heads,
+            scale=a.scale,
+            softcap=a.softcap or 0.0,
+            rope=self._rope(a.positions) if isinstance(a.positions, Rope) else _NONE,
+            q_norm=self.norm(a.q_norm, f"{prefix}attention.q_norm", a.k_dim * (a.heads if whole else 1)),
+            k_norm=self.norm(a.k_norm, f"{prefix}attention.k_norm", a.k_dim * (a.kv_heads if whole else 1)),
+            norm_whole=whole,
+        )
+        out = self._parts(prefix, {"attention.o": hidden}, a.out_bias)
+        self._into_residual(_ATTENTION, a.heads * a.v_dim, out, layer.residual_scale)
+
+    def mlp(self, layer: Layer, index: int) -> None:
+        m = layer.mlp
+        assert isinstance(m, DenseMlp)
+        prefix, hidden = f"layers.{index}.", self.spec.hidden
+        gate_up = [
+            (matrix, bias, 0) for matrix, bias, _ in self._parts(prefix, {"mlp.gate": 0, "mlp.up": 0}, m.bias)
+        ]
+        pre = self.norm(layer.pre_mlp_norm, f"{prefix}pre_mlp_norm", hidden)
+        self.decoder.prepare(_RESIDUAL, hidden, pre, [part[0] for part in gate_up])
+        self.decoder.linear(gate_up, _HIDDEN, m.ff, _GATED[m.activation], 1.0)
+        self._into_residual(
+            _HIDDEN, m.ff, self._parts(prefix, {"mlp.down": hidden}, m.bias), layer.residual_scale
+        )
+
+    def _into_residual(
+        self, source: int, width: int, parts: list[tuple[int, int, int]], scale: float
+    ) -> None:
+        self.decoder.prepare(source, width, (_NO_NORM, _NONE, _NONE, 0.0), [part[0] for part in parts])
+        self.decoder.linear(parts, _RESIDUAL, self.spec.hidden, _ADD, scale)
+
+
+def _kv_position(groups: tuple[KvGroup, ...], a: Attention, index: int) -> tuple[int, int]:
+    """The KV group of a layer and the layer's place in it."""
+    for g, group in enumerate(groups):
+        if index not in group.layers:
+            continue
+        held = (group.kind, group.heads, group.k_dim, group.v_dim, group.window)
+        wanted = ("window" if a.window else "full", a.kv_heads, a.k_dim, a.v_dim, a.window or 0)
+        if held != wanted:
+            raise ModelError(f"layer {index}: its KV group holds {held}, the layer needs {wanted}")
+        return g, group.layers.index(index)
+    raise ModelError(f"layer {index} is in no KV group")

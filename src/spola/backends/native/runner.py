@@ -1,0 +1,260 @@
+"""NativeRunner: loads a DecoderSpec into the C++ decoder and runs each Step as one call into it.
+
+Python here only converts: tensors go in one at a time, a Step goes down as tuples and comes back as
+SliceOutputs. The layouts of the tuples are those of native/src/bind_step.cc.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec.structs import astuple
+
+from spola import _native
+from spola.backends.native.lower import Tensors, check, lower, norm_offsets
+from spola.backends.native.probe import requested_isa
+from spola.backends.shapes import StepError
+from spola.core import flags
+from spola.core.dtype import BY_NAME
+from spola.core.errors import CapacityError, ConfigError, ModelError
+from spola.core.runner import KV_BYTES, Capabilities, KvGroup, RunnerConfig, Tensor
+from spola.core.step import RequestState, SliceOutput, Step, StepOutput, TokenLogprob, Want
+from spola.spec.decoder import DecoderSpec
+from spola.spec.manifest import TensorInfo, manifest
+
+__all__ = ["NativeRunner"]
+
+_WANTS: dict[Want, int] = {"sample": 0, "score": 1, "embed_last": 2, "embed_mean": 3, "logits": 4}
+_TILE_ROWS = 16
+_MATRIX_ROLES = ("embedding", "linear", "head")
+
+
+class NativeRunner:
+    """Runner on this processor. See ``core.runner.Runner`` for the contract of each method."""
+
+    capabilities = Capabilities(
+        device="cpu",
+        weight_formats=tuple(BY_NAME),
+        invariant=True,
+        speculation=True,
+    )
+
+    def __init__(self) -> None:
+        self._decoder: _native.Decoder | None = None
+        self._vocab = 0
+
+    def load(self, spec: DecoderSpec, tensors: Iterable[Tensor], config: RunnerConfig) -> None:
+        check(spec)
+        for group in config.kv_groups:
+            _check_group(group)
+        if len(config.kv_blocks) != len(config.kv_groups):
+            raise ConfigError("kv_blocks must name one count per KV group")
+        decoder = _make_decoder(spec, config)
+        with _as_model_error():
+            loaded = _take(spec, tensors, decoder)
+            lower(spec, config, decoder, loaded)
+        for group, blocks in zip(config.kv_groups, config.kv_blocks, strict=True):
+            _add_group(decoder, group, blocks)
+        try:
+            decoder.finish()
+        except MemoryError:
+            raise CapacityError(
+                f"no memory for the working buffers of {config.max_step_tokens} tokens; lower max_step_tokens"
+            ) from None
+        self._decoder = decoder
+        self._vocab = spec.vocab
+
+    def execute(self, step: Step) -> StepOutput:
+        """Run one Step. Raises StepError, having changed nothing, for one no scheduler should have made."""
+        start = time.perf_counter()
+        try:
+            results = self._live().execute(
+                [self._request(state) for state in step.new],
+                list(step.gone),
+                [astuple(copy) for copy in step.copies],
+                list(step.zero),
+                [astuple(piece) for piece in step.slices],
+            )
+        except ValueError as error:
+            raise StepError(f"step {step.index}: {error}") from None
+        slices = tuple(_output(result) for result in results)
+        return StepOutput(elapsed_s=time.perf_counter() - start, slices=slices)
+
+    def memory(self) -> dict[str, int]:
+        return self._live().memory()
+
+    def close(self) -> None:
+        self._decoder = None
+
+    @property
+    def isa(self) -> str:
+        """Name of the instruction set that the kernels were chosen for."""
+        return self._live().isa
+
+    def counters(self) -> list[dict[str, int]]:
+        """What each worker has computed so far: tiles, segments, rows, sampled."""
+        return self._live().counters()
+
+    def poison(self, group: int, block: int) -> None:
+        """Fill a KV block with NaN, so that a test sees any read of it."""
+        self._live().poison(group, block)
+
+    def _live(self) -> _native.Decoder:
+        if self._decoder is None:
+            raise RuntimeError("the runner is closed, or nothing was loaded into it")
+        return self._decoder
+
+    def _request(self, state: RequestState) -> tuple[Any, ...]:
+        p = state.params
+        bias = tuple((p.logit_bias or {}).items())
+        problem = ""
+        outside = [token for token, _ in bias if not 0 <= token < self._vocab]
+        if state.adapter is not None:
+            problem = f"adapter {state.adapter!r}: the native backend does not have adapters yet"
+        elif outside:
+            problem = f"logit_bias: token id {outside[0]} is outside the vocabulary of {self._vocab}"
+            bias = ()
+        settings = (
+            p.temperature,
+            p.greedy,
+            p.top_p,
+            p.top_k,
+            p.min_p,
+            p.repetition_penalty,
+            p.presence_penalty,
+            p.frequency_penalty,
+            -1 if p.logprobs is None else p.logprobs,
+        )
+        want = _WANTS[state.want]
+        return (state.id, state.choice, state.seed, state.ids, state.n_prompt, want, problem, settings, bias)
+
+
+def _output(result: tuple[Any, ...]) -> SliceOutput:
+    ids, accepted, logprobs, scores, vector, logits, error = result
+    if logprobs is not None:
+        logprobs = tuple(TokenLogprob(*entry) for entry in logprobs)
+    return SliceOutput(ids, accepted, logprobs, scores, vector, logits, error)
+
+
+@contextmanager
+def _as_model_error() -> Iterator[None]:
+    """The decoder's complaints about tensors as ModelErrors; out of memory as CapacityError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+    except MemoryError:
+        raise CapacityError(
+            "no memory for the weights; use a smaller model or a smaller weight type"
+        ) from None
+
+
+def _check_group(group: KvGroup) -> None:
+    if group.kind == "latent":
+        raise ModelError("the native backend does not have latent KV groups yet")
+    for dtype in (group.k_dtype, group.v_dtype):
+        if dtype not in KV_BYTES:
+            raise ConfigError(f"KV type {dtype!r}: use one of {', '.join(KV_BYTES)}")
+
+
+def _make_decoder(spec: DecoderSpec, config: RunnerConfig) -> _native.Decoder:
+    try:
+        return _native.Decoder(
+            vocab=spec.vocab,
+            hidden=spec.hidden,
+            max_step_tokens=config.max_step_tokens,
+            max_seqs=config.max_seqs,
+            max_model_len=config.max_model_len,
+            threads=config.threads,
+            precise=config.precise,
+            huge_pages=flags.read("SPOLA_HUGE_PAGES"),
+            weight_limit=_weight_limit(spec, config),
+            isa=requested_isa(),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    except MemoryError:
+        raise CapacityError("no address space for the weights") from None
+
+
+def _weight_limit(spec: DecoderSpec, config: RunnerConfig) -> int:
+    """More bytes than packed weights and rope tables can take: addresses are reserved for them at once."""
+    total = 1 << 20
+    for info in manifest(spec):
+        columns = info.shape[-1]
+        rows = info.shape[0] if len(info.shape) == 2 else 1
+        total += (rows + _TILE_ROWS) * columns * 4 + 64
+    for layer in spec.layers:
+        total += config.max_model_len * getattr(layer.attention.positions, "dim", 0) * 4 + 128
+        total += 16 * spec.hidden + 256
+    return total
+
+
+def _add_group(decoder: _native.Decoder, group: KvGroup, blocks: int) -> None:
+    try:
+        decoder.add_kv_group(
+            layers=len(group.layers),
+            heads=group.heads,
+            k_dim=group.k_dim,
+            v_dim=group.v_dim,
+            window=group.window,
+            k_f16=group.k_dtype == "f16",
+            v_f16=group.v_dtype == "f16",
+            blocks=blocks,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    except MemoryError:
+        size = blocks * group.bytes_per_block
+        raise CapacityError(f"no memory for {blocks} KV blocks ({size} bytes); lower --kv-memory") from None
+
+
+def _take(spec: DecoderSpec, tensors: Iterable[Tensor], decoder: _native.Decoder) -> Tensors:
+    """Hand every tensor to the decoder. Raises ModelError naming the one that is missing or wrong."""
+    wanted = {info.name: info for info in manifest(spec)}
+    offsets = norm_offsets(spec)
+    matrices: dict[str, int] = {}
+    vectors: dict[str, int] = {}
+    factors: dict[str, array[float]] = {}
+    for tensor in tensors:
+        info = wanted.get(tensor.name)
+        if info is None:
+            continue
+        _check_shape(tensor, info)
+        dtype = BY_NAME[tensor.dtype]
+        if info.role in _MATRIX_ROLES:
+            rows, columns = tensor.shape
+            matrices[tensor.name] = decoder.add_matrix(tensor.name, dtype.gguf_id, rows, columns, tensor.data)
+        elif info.role == "rope":
+            factors[tensor.name] = _factors(tensor)
+        else:
+            offset = offsets.get(tensor.name, 0.0)
+            vectors[tensor.name] = decoder.add_vector(
+                tensor.name, dtype.gguf_id, tensor.shape[0], tensor.data, offset
+            )
+    for name, info in wanted.items():
+        if info.required and not (name in matrices or name in vectors or name in factors):
+            raise ModelError(f"tensor {info.gguf} is missing; the file is incomplete or of another kind")
+    return Tensors(matrices, vectors, factors)
+
+
+def _check_shape(tensor: Tensor, info: TensorInfo) -> None:
+    if tuple(tensor.shape) != info.shape:
+        raise ModelError(f"tensor {tensor.name} has shape {list(tensor.shape)}, expected {list(info.shape)}")
+    if tensor.dtype not in BY_NAME:
+        raise ModelError(f"tensor {tensor.name}: type {tensor.dtype} is not supported")
+
+
+def _factors(tensor: Tensor) -> array[float]:
+    """Rope divisors: F32, positive."""
+    if tensor.dtype != "F32":
+        raise ModelError(f"tensor {tensor.name}: rope factors must be F32, not {tensor.dtype}")
+    values = array("f")
+    values.frombytes(bytes(tensor.data))
+    if not all(0.0 < value < float("inf") for value in values):
+        raise ModelError(f"tensor {tensor.name} holds a rope factor that is not a positive number")
+    return values
