@@ -124,7 +124,7 @@ class TinyModel:
                 stem = info.name.removesuffix(".weight")
                 named = (kind for end, kind in self.tiny.dtypes.items() if stem.endswith(end))
                 dtype = next(named, self.tiny.dtype)
-                std = 0.5 if info.role in ("embedding", "head") else info.shape[1] ** -0.5
+                std = 0.2 if info.role in ("embedding", "head") else info.shape[1] ** -0.5
                 data = make_tensor(dtype, *info.shape, rng, std)
         return Tensor(info.name, dtype, info.shape, data)
 

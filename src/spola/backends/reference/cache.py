@@ -64,3 +64,8 @@ class KvCache:
         for copy, k, v in held:
             self.k[copy.group][:, copy.target] = k
             self.v[copy.group][:, copy.target] = v
+
+    def poison(self, group: int, block: int) -> None:
+        """Fill a block with NaN, so that a test sees any read of it."""
+        self.k[group][:, block] = np.nan
+        self.v[group][:, block] = np.nan

@@ -68,7 +68,12 @@ class ReferenceRunner:
         logits = 4 * model.vocab * config.max_seqs
         return {"weights": model.nbytes, "kv": cache.nbytes, "workspace": logits}
 
+    def poison(self, group: int, block: int) -> None:
+        """Fill a KV block with NaN: what tests put into blocks that nobody may read."""
+        self._loaded()[1].poison(group, block)
+
     def close(self) -> None:
+        """Free everything; further calls are errors."""
         self._model = self._cache = self._config = None
         self._live.clear()
 
