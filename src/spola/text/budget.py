@@ -70,7 +70,7 @@ class Budget:
         self.spend(1 + n // _WALK_PER_STEP)
 
     def walk(self, value: Any) -> int:
-        """Pay for C code that looks at all of ``value`` (printing, comparing, hashing); returns its weight."""
+        """Pay for C code that looks at all of ``value`` (printing, comparing); returns its weight."""
         if isinstance(value, str):
             weight = 1 + len(value) // _CHARS_PER_STEP
             self.spend(weight)

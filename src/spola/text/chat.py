@@ -29,7 +29,7 @@ def find_template(metadata: Mapping[str, Any], *, tools: bool = False) -> str | 
 
     Raises ModelError when the key holds anything but a string.
     """
-    for key in ((f"{_KEY}.tool_use", _KEY) if tools else (_KEY,)):
+    for key in (f"{_KEY}.tool_use", _KEY) if tools else (_KEY,):
         source = metadata.get(key)
         if source is not None and not isinstance(source, str):
             raise ModelError(f"{key} must be a string, not {type(source).__name__}")
@@ -109,7 +109,11 @@ class ChatTemplate:
         except RequestError:
             raise
         except (LimitError, RecursionError, MemoryError) as error:
-            reason = _one_line(error) if isinstance(error, LimitError) else "it recurses too deep or grows too large"
+            reason = (
+                _one_line(error)
+                if isinstance(error, LimitError)
+                else "it recurses too deep or grows too large"
+            )
             raise RequestError(f"the chat template was stopped: {reason}", param="messages") from None
         except Exception as error:
             # A template is a program; whatever it raises is this request's failure, never the server's.

@@ -25,20 +25,77 @@ Function = Callable[..., Any]
 
 # Filters that only take a container apart or pick from it.
 _SHALLOW = frozenset(
-    "batch count d default first items last length list map reject rejectattr reverse select selectattr "
-    "slice".split()
+    (
+        "batch",
+        "count",
+        "d",
+        "default",
+        "first",
+        "items",
+        "last",
+        "length",
+        "list",
+        "map",
+        "reject",
+        "rejectattr",
+        "reverse",
+        "select",
+        "selectattr",
+        "slice",
+    )
 )
 # Filters that may print, compare or hash all of their arguments.
 _DEEP = frozenset(
-    "abs capitalize center dictsort e escape float groupby int lower max min round safe sort sum title "
-    "trim truncate unique upper wordcount".split()
+    (
+        "abs",
+        "capitalize",
+        "center",
+        "dictsort",
+        "e",
+        "escape",
+        "float",
+        "groupby",
+        "int",
+        "lower",
+        "max",
+        "min",
+        "round",
+        "safe",
+        "sort",
+        "sum",
+        "title",
+        "trim",
+        "truncate",
+        "unique",
+        "upper",
+        "wordcount",
+    )
 )
 # How much more than a copy of its argument a filter costs.
 _SLOW = {"title": 32, "wordcount": 32, "truncate": 8, "sort": 8, "dictsort": 8, "groupby": 8, "unique": 8}
 # The largest whole number that an argument may be.
 _LARGEST = {"batch": 100_000, "slice": 100_000, "center": 10_000, "round": 100}
 _COMPARING_TESTS = frozenset(
-    "in eq == equalto ne != lt < lessthan le <= gt > greaterthan ge >= lower upper".split()
+    (
+        "in",
+        "eq",
+        "==",
+        "equalto",
+        "ne",
+        "!=",
+        "lt",
+        "<",
+        "lessthan",
+        "le",
+        "<=",
+        "gt",
+        ">",
+        "greaterthan",
+        "ge",
+        ">=",
+        "lower",
+        "upper",
+    )
 )
 _PERCENT = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\*|\d+)?(?:\.(\*|\d+))?")
 
@@ -90,7 +147,9 @@ def _bounded(name: str, function: Function, *, deep: bool) -> Function:
     def paying(*args: Any, **kwargs: Any) -> Any:
         budget = current()
         budget.spend(2)
-        if name == "sum" and not isinstance(kwargs.get("start", args[3] if len(args) > 3 else 0), (int, float)):
+        if name == "sum" and not isinstance(
+            kwargs.get("start", args[3] if len(args) > 3 else 0), (int, float)
+        ):
             raise SecurityError("sum() of anything but numbers")
         args = tuple(_taken(arg, deep, largest) for arg in args)
         if slow:
@@ -166,8 +225,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as ``transformers`` writes it into prompts: plain UTF-8, nothing escaped for HTML, keys in order."""
-    if isinstance(indent, int) and indent > 16 or isinstance(indent, str) and len(indent) > 16:
+    """JSON as ``transformers`` writes it into prompts: plain UTF-8, no HTML escapes, keys in order."""
+    if (indent if isinstance(indent, int) else len(indent or "")) > 16:
         raise SecurityError(f"an indentation of {indent!r} in tojson")
     if separators is not None and sum(map(len, separators)) > 32:
         raise SecurityError("long separators in tojson")

@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from spola.core.errors import ModelError
 from spola.text.vocab import BYTE, NORMAL, Vocab
 
-__all__ = ["build_bpe", "byte_level_bytes"]
+__all__ = ["BpeCodec"]
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -26,28 +26,49 @@ def _byte_alphabet() -> dict[str, int]:
 _ALPHABET = _byte_alphabet()
 
 
-def build_bpe(vocab: Vocab) -> Tokenizer:
-    """A tokenizer for plain text without special tokens.
+class BpeCodec:
+    """Byte-level BPE for plain text without special tokens.
 
     Bytes that have no token of their own are left out of the ids and never merged over, as in
     llama.cpp. Raises ModelError when the merges do not fit the tokens.
     """
-    pre = vocab.pre
-    assert pre is not None
-    merges = [_pair(i, merge) for i, merge in enumerate(vocab.merges)]
-    model = _bpe(vocab, merges, pre.ignore_merges)
-    tokenizer = Tokenizer(model)
-    if pre.nfc:
-        tokenizer.normalizer = normalizers.NFC()
-    steps: list[pre_tokenizers.PreTokenizer] = [
-        pre_tokenizers.Split(Regex(split), "isolated") for split in pre.splits
-    ]
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-    missing = "".join(re.escape(char) for char in _ALPHABET if char not in vocab.ids)
-    if missing:
-        steps.append(pre_tokenizers.Split(Regex(f"[{missing}]"), "removed"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    return tokenizer
+
+    def __init__(self, vocab: Vocab) -> None:
+        pre = vocab.pre
+        assert pre is not None
+        self._vocab = vocab
+        merges = [_pair(i, merge) for i, merge in enumerate(vocab.merges)]
+        tokenizer = Tokenizer(_bpe(vocab, merges, pre.ignore_merges))
+        if pre.nfc:
+            tokenizer.normalizer = normalizers.NFC()
+        steps: list[pre_tokenizers.PreTokenizer] = [
+            pre_tokenizers.Split(Regex(split), "isolated") for split in pre.splits
+        ]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        missing = "".join(re.escape(char) for char in _ALPHABET if char not in vocab.ids)
+        if missing:
+            steps.append(pre_tokenizers.Split(Regex(f"[{missing}]"), "removed"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        self._library = tokenizer
+
+    def encode(self, pieces: list[tuple[str, bool]]) -> list[list[int]]:
+        """The ids of each piece of text; whether it opens the text makes no difference here."""
+        texts = [text for text, _ in pieces]
+        return [e.ids for e in self._library.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that ``token`` stands for; the text itself for tokens that are not byte-level."""
+        text = self._vocab.tokens[token]
+        if self._vocab.types[token] not in (NORMAL, BYTE):
+            return text.encode("utf-8", "surrogateescape")
+        out = bytearray()
+        for char in text:
+            byte = _ALPHABET.get(char)
+            if byte is None:
+                out += char.encode("utf-8", "surrogateescape")
+            else:
+                out.append(byte)
+        return bytes(out)
 
 
 def _pair(index: int, merge: str) -> tuple[str, str]:
@@ -70,18 +91,3 @@ def _bpe(vocab: Vocab, merges: list[tuple[str, str]], ignore_merges: bool) -> mo
                     "which are not all tokens of the vocabulary"
                 ) from None
         raise ModelError(f"tokenizer.ggml.merges cannot be used: {error}") from None
-
-
-def byte_level_bytes(vocab: Vocab, token: int) -> bytes:
-    """The bytes that ``token`` stands for; the text itself for tokens that are not byte-level."""
-    text = vocab.tokens[token]
-    if vocab.types[token] not in (NORMAL, BYTE):
-        return text.encode()
-    out = bytearray()
-    for char in text:
-        byte = _ALPHABET.get(char)
-        if byte is None:
-            out += char.encode()
-        else:
-            out.append(byte)
-    return bytes(out)

@@ -112,4 +112,6 @@ def _object(text: str) -> Any:
 
 def _kind(value: Any) -> str:
     names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", dict: "an object"}
-    return "null" if value is None else names.get(type(value), "a list" if isinstance(value, list) else "that")
+    return (
+        "null" if value is None else names.get(type(value), "a list" if isinstance(value, list) else "that")
+    )

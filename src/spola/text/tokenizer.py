@@ -6,18 +6,27 @@ SentencePiece's spaces, and what cannot be encoded. Streams of ids are ``text.st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-from tokenizers import Tokenizer as Library
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from spola.core.errors import RequestError
-from spola.text.gguf_bpe import build_bpe, byte_level_bytes
+from spola.text.gguf_bpe import BpeCodec
+from spola.text.gguf_spm import SpmCodec, UnigramCodec
 from spola.text.special import SpecialScanner
 from spola.text.stream import Detokenizer
 from spola.text.vocab import CONTROL, UNKNOWN, UNUSED, USER_DEFINED, Vocab, read_vocab
 
 __all__ = ["Tokenizer"]
+
+
+class _Codec(Protocol):
+    """One kind of tokenizer, for text without special tokens."""
+
+    def encode(self, pieces: list[tuple[str, bool]]) -> list[list[int]]: ...
+    def token_bytes(self, token: int) -> bytes: ...
+
+
+_CODECS: dict[str, Callable[[Vocab], _Codec]] = {"gpt2": BpeCodec, "llama": SpmCodec, "t5": UnigramCodec}
 
 
 class Tokenizer:
@@ -33,9 +42,9 @@ class Tokenizer:
       left out, as in llama.cpp, and nothing merges across the gap; it never becomes another token.
     """
 
-    def __init__(self, vocab: Vocab, library: Library) -> None:
+    def __init__(self, vocab: Vocab, codec: _Codec) -> None:
         self.vocab = vocab
-        self._library = library
+        self._codec = codec
         types, tokens = vocab.types, vocab.tokens
         plain = {t: i for t, i in vocab.ids.items() if types[i] == USER_DEFINED}
         special = {t: i for t, i in vocab.ids.items() if types[i] in (CONTROL, UNKNOWN)}
@@ -47,7 +56,7 @@ class Tokenizer:
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """Build from ``tokenizer.ggml.*`` of ``metadata``. Raises ModelError naming what is wrong."""
         vocab = read_vocab(metadata)
-        return cls(vocab, build_bpe(vocab))
+        return cls(vocab, _CODECS[vocab.model](vocab))
 
     @property
     def vocab_size(self) -> int:
@@ -82,14 +91,16 @@ class Tokenizer:
         _check_unicode(text)
         scanner = self._special_scanner if parse_special else self._plain_scanner
         parts = scanner.split(text)
-        plain = [part for part in parts if isinstance(part, str)]
-        encoded = (
-            iter(self._library.encode_batch_fast(plain, add_special_tokens=False)) if plain else iter(())
-        )
+        pieces = [
+            (part, at == 0 or not isinstance(parts[at - 1], str))
+            for at, part in enumerate(parts)
+            if isinstance(part, str)
+        ]
+        encoded = iter(self._codec.encode(pieces) if pieces else ())
         ids: list[int] = []
         for part in parts:
             if isinstance(part, str):
-                ids += next(encoded).ids
+                ids += next(encoded)
             else:
                 ids.append(part)
         bos, eos = self.vocab.bos, self.vocab.eos
@@ -109,7 +120,7 @@ class Tokenizer:
         self.check_ids((token,))
         found = self._bytes[token]
         if found is None:
-            found = b"" if self.vocab.types[token] == UNUSED else byte_level_bytes(self.vocab, token)
+            found = b"" if self.vocab.types[token] == UNUSED else self._codec.token_bytes(token)
             self._bytes[token] = found
         return found
 

@@ -43,6 +43,7 @@ _END_MARKERS = frozenset(
         "<EOT>",
     )
 )
+_ILL_FORMED = re.compile("[\ud800-\udfff]")
 _PADDING = re.compile(r"\[PAD[0-9]+\]")
 
 
@@ -94,6 +95,8 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
     ids: dict[str, int] = {}
     for i, text in enumerate(tokens):
         ids.setdefault(text, i)
+    for text in [text for text in ids if not text.isascii() and _ILL_FORMED.search(text)]:
+        del ids[text]  # bytes that are no UTF-8: nothing that is encoded can contain them
     _mark_ends(ids, types)
     spm = model == "llama"
     special = {
