@@ -56,7 +56,7 @@ void measure(const Kernels& kernels, const blocks::NamedType& type, bool precise
   check::Random random(6);
   std::vector<std::vector<uint8_t>> source;
   const uint8_t* rows[kTileRows];
-  for (int i = 0; i < kTileRows; ++i) source.push_back(blocks::make_row(type.type, k, blocks::Fill::kRandom, random));
+  for (int i = 0; i < kTileRows; ++i) source.push_back(blocks::make_row(type.type, k, blocks::Fill::kTypical, random));
   for (int i = 0; i < kTileRows; ++i) rows[i] = source[size_t(i)].data();
   for (size_t t = 0; t + tile <= packed.size(); t += tile) pack_tile(type.type, scheme, rows, k, packed.data() + t);
   std::printf("%-7s %-5s", type.name, format == ActFormat::kF32 ? "f32" : format == ActFormat::kA8 ? "a8" : "a16");

@@ -18,8 +18,8 @@ const NamedType kAll[16] = {
 namespace {
 
 // A scale in f16: of either sign, subnormal now and then.
-uint16_t random_half(check::Random& r) {
-  if (r.below(20) == 0) return static_cast<uint16_t>(r.below(1024));
+uint16_t random_half(Fill fill, check::Random& r) {
+  if (fill != Fill::kTypical && r.below(20) == 0) return static_cast<uint16_t>(r.below(1024));
   return f32_to_f16_bits(r.symmetric(0.2f));
 }
 
@@ -64,18 +64,21 @@ std::vector<uint8_t> make_row(GgmlType type, int cols, Fill fill, check::Random&
   std::vector<uint8_t> row(row_bytes(type, cols));
   const bool i8 = type == GgmlType::kQ8_0;
   for (uint8_t& b : row) {
-    if (fill == Fill::kRandom) b = static_cast<uint8_t>(r.bits());
+    if (fill == Fill::kRandom || fill == Fill::kTypical) b = static_cast<uint8_t>(r.bits());
     if (fill == Fill::kLowest) b = i8 ? 0x80 : 0;
     if (fill == Fill::kHighest) b = i8 ? 0x7f : 0xff;
   }
   for (size_t at = 0; at < row.size(); at += static_cast<size_t>(shape.bytes)) {
     for (int o : half_offsets(type)) {
-      const uint16_t h = random_half(r);
+      const uint16_t h = random_half(fill, r);
       std::memcpy(&row[at + static_cast<size_t>(o)], &h, 2);
     }
-    if (type == GgmlType::kMXFP4) row[at] = static_cast<uint8_t>(r.below(10) == 0 ? r.below(3) : 110 + r.below(20));
+    if (type == GgmlType::kMXFP4) {
+      const bool tiny = fill != Fill::kTypical && r.below(10) == 0;
+      row[at] = static_cast<uint8_t>(tiny ? r.below(3) : 110 + r.below(20));
+    }
     // Sub-block scales must not vanish when all code bits are 0.
-    if (type == GgmlType::kQ6_K && fill != Fill::kRandom) std::memset(&row[at + 192], 0x80, 16);
+    if (type == GgmlType::kQ6_K && (fill == Fill::kLowest || fill == Fill::kHighest)) std::memset(&row[at + 192], 0x80, 16);
     if (type == GgmlType::kQ4_K || type == GgmlType::kQ5_K) {
       if (fill == Fill::kLowest) std::memset(&row[at + 4], 0xff, 12);
     }

@@ -18,10 +18,10 @@ struct NamedType {
 extern const NamedType kAll[16];
 
 // How to fill a row.
-enum class Fill { kRandom, kLowest, kHighest };
+enum class Fill { kRandom, kTypical, kLowest, kHighest };
 
-// `cols` values of random blocks with finite scales. kLowest: all code bits 0 (-128 or the most negative code
-// where codes are signed); kHighest: all code bits 1 (127 where codes are int8).
+// `cols` values of random blocks with finite scales of either sign, a few of them subnormal (kTypical: none,
+// for measuring). kLowest: all code bits 0 (-128 where codes are int8); kHighest: all code bits 1 (127).
 std::vector<uint8_t> make_row(GgmlType type, int cols, Fill fill, check::Random& random);
 
 // Decodes a row. f32 products and sums rounded one by one.
