@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,8 @@ def read_bandwidth(machine: Machine, threads: int, arena: int = 0) -> float | No
     if size > machine.memory_available // 2:
         return None
     value = measure(size, threads)
-    _keep(machine, threads, value)
+    if os.getloadavg()[0] <= machine.cpus + 1:  # a figure from a busy machine is too low to be kept
+        _keep(machine, threads, value)
     return value
 
 

@@ -5,9 +5,7 @@ Builds no engine and opens no socket; that is ``server.serve``.
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,17 +15,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from spola.core import flags
 from spola.core.errors import SpolaError
 from spola.runtime.service import Service
 from spola.server.desk import Desk
-from spola.server.errors import ApiError, error_response, from_spola, json_response
+from spola.server.errors import ApiError, error_response, from_spola, internal_error, json_response
 from spola.server.generate import chat_completions, completions
 
 __all__ = ["MAX_BODY", "State", "create_app"]
 
 MAX_BODY = 16 << 20
 
+_Handler = Callable[[Request], Awaitable[Response]]
 _Endpoint = Callable[[Desk, str, Request, bytes], Awaitable[Response]]
 
 
@@ -71,21 +69,22 @@ def create_app(state: State) -> Starlette:
             raise ApiError(404, f"there is no model {name[:100]!r}", param="model", code="model_not_found")
         return json_response(_model(state))
 
+    def posted(endpoint: _Endpoint) -> _Handler:
+        async def handle(request: Request) -> Response:
+            desk = state.open_desk()
+            return await endpoint(desk, state.name, request, await _body(request))
+
+        return handle
+
     return Starlette(
         routes=[
-            Route("/health", health),
-            Route("/v1/models", models),
-            Route("/v1/models/{name:path}", model),
-            Route("/v1/completions", _posted(state, completions), methods=["POST"]),
-            Route("/v1/chat/completions", _posted(state, chat_completions), methods=["POST"]),
+            Route("/health", _answering(health)),
+            Route("/v1/models", _answering(models)),
+            Route("/v1/models/{name:path}", _answering(model)),
+            Route("/v1/completions", _answering(posted(completions)), methods=["POST"]),
+            Route("/v1/chat/completions", _answering(posted(chat_completions)), methods=["POST"]),
         ],
-        exception_handlers={
-            ApiError: _on_api_error,
-            SpolaError: _on_spola_error,
-            HTTPException: _on_http_error,
-            ClientDisconnect: _on_disconnect,
-            Exception: _on_bug,
-        },
+        exception_handlers={HTTPException: _on_http_error},
     )
 
 
@@ -101,10 +100,20 @@ def _model(state: State) -> dict[str, Any]:
     }
 
 
-def _posted(state: State, endpoint: _Endpoint) -> Callable[[Request], Awaitable[Response]]:
+def _answering(handler: _Handler) -> _Handler:
+    """``handler`` with every error as a response: Starlette would answer and raise a bug on as well."""
+
     async def handle(request: Request) -> Response:
-        desk = state.open_desk()
-        return await endpoint(desk, state.name, request, await _body(request))
+        try:
+            return await handler(request)
+        except ApiError as error:
+            return error_response(error)
+        except SpolaError as error:
+            return error_response(from_spola(error))
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads this
+        except Exception as error:
+            return error_response(internal_error(request.url.path, error))
 
     return handle
 
@@ -119,16 +128,6 @@ async def _body(request: Request) -> bytes:
     return bytes(data)
 
 
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error_response(error)
-
-
-async def _on_spola_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, SpolaError)
-    return error_response(from_spola(error))
-
-
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     said = {
@@ -136,14 +135,3 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not allowed here",
     }
     return error_response(ApiError(error.status_code, said.get(error.status_code, error.detail)))
-
-
-async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _on_bug(request: Request, error: Exception) -> Response:
-    print(f"spola: internal error in {request.url.path}: {type(error).__name__}: {error}", file=sys.stderr)
-    if flags.read("SPOLA_DEBUG"):
-        traceback.print_exception(error)
-    return error_response(ApiError(500, "internal error", kind="server_error"))

@@ -6,14 +6,17 @@ into a body.
 
 from __future__ import annotations
 
+import sys
+import traceback
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
+from spola.core import flags
 from spola.core.errors import CapacityError, RequestError, SpolaError
 
-__all__ = ["ApiError", "error_body", "error_response", "from_spola", "json_response"]
+__all__ = ["ApiError", "error_body", "error_response", "from_spola", "internal_error", "json_response"]
 
 
 class ApiError(Exception):
@@ -45,6 +48,14 @@ def from_spola(error: SpolaError) -> ApiError:
     if isinstance(error, CapacityError):
         return ApiError(400, str(error), param="prompt", code="context_length_exceeded")
     return ApiError(500, str(error), kind="server_error")
+
+
+def internal_error(where: str, error: Exception) -> ApiError:
+    """A bug: told on stderr, with the traceback under SPOLA_DEBUG; the client learns nothing of it."""
+    print(f"spola: internal error in {where}: {type(error).__name__}: {error}", file=sys.stderr)
+    if flags.read("SPOLA_DEBUG"):
+        traceback.print_exception(error)
+    return ApiError(500, "internal error", kind="server_error")
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from spola.core.errors import SpolaError
 from spola.core.params import SamplingParams
 from spola.runtime.answer import Delta
 from spola.server.desk import Desk, Ticket
-from spola.server.errors import ApiError, error_body, from_spola, json_response
+from spola.server.errors import ApiError, error_body, from_spola, internal_error, json_response
 from spola.server.replies import ChatShape, CompletionShape, Shape
 from spola.server.schema import ChatRequest, CompletionRequest, parse, plain
 from spola.server.sse import DONE, PING, EventStream, event, gone
@@ -34,7 +34,8 @@ async def completions(desk: Desk, name: str, http: HttpRequest, body: bytes) -> 
             raise ApiError(400, "several prompts in one request are not supported yet", param="prompt")
         prompt = prompt[0]
     ids = await asyncio.to_thread(desk.service.prompt_ids, prompt)
-    params = _params(desk, request, request.max_tokens or COMPLETION_TOKENS)
+    limit = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    params = _params(desk, request, limit)
     shape = CompletionShape(name, _fingerprint(desk), include_usage=_wants_usage(request))
     return await _answer(desk, http, ids, params, shape, bool(request.stream))
 
@@ -51,7 +52,8 @@ async def chat_completions(desk: Desk, name: str, http: HttpRequest, body: bytes
         )
     messages = [plain(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     ids = await asyncio.to_thread(desk.service.chat_ids, messages)
-    params = _params(desk, request, request.max_completion_tokens or request.max_tokens)
+    newer, older = request.max_completion_tokens, request.max_tokens
+    params = _params(desk, request, older if newer is None else newer)
     shape = ChatShape(name, _fingerprint(desk), include_usage=_wants_usage(request))
     return await _answer(desk, http, ids, params, shape, bool(request.stream))
 
@@ -67,7 +69,7 @@ def _check_model(asked: str | None, name: str) -> None:
 
 
 def _params(desk: Desk, request: CompletionRequest | ChatRequest, max_tokens: int | None) -> SamplingParams:
-    stop = request.stop or ()
+    stop = () if request.stop is None else request.stop
     return desk.service.defaults_with(
         temperature=request.temperature,
         top_p=request.top_p,
@@ -130,6 +132,8 @@ async def _frames(desk: Desk, ticket: Ticket, shape: Shape) -> AsyncGenerator[by
         yield DONE
     except ApiError as error:
         yield event(error_body(error))
+    except Exception as error:
+        yield event(error_body(internal_error("a stream", error)))
     finally:
         desk.leave(ticket)
 

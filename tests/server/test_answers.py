@@ -1,0 +1,224 @@
+"""The OpenAI client and plain HTTP against a real server: shapes, streams, stops, disconnects."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+import urllib.parse
+
+import openai
+import pytest
+from conftest import TEXT, Running
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def client(running: Running):
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def test_models(running: Running, client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.object) == ("tiny", "model")
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("other")
+    assert caught.value.code == "model_not_found"
+    assert running.get("/v1/models/..%2f..%2fetc%2fpasswd")[0] == 404
+
+
+def test_chat(running: Running, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=CHAT["messages"])
+    assert answer.object == "chat.completion"
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", TEXT)
+    assert choice.finish_reason == "stop"
+    tokenizer = running.service.tokenizer
+    assert answer.usage.prompt_tokens == len(running.service.chat_ids(CHAT["messages"]))
+    assert answer.usage.completion_tokens == len(tokenizer.encode(TEXT)) + 1
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    assert answer.system_fingerprint.startswith("null-")
+
+
+def test_a_streamed_chat_equals_the_whole_one(running: Running, client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="tiny", messages=CHAT["messages"], stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({(chunk.id, chunk.created) for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert (chunks[-1].choices, chunks[-1].usage.completion_tokens > 0) == ([], True)
+    whole = client.chat.completions.create(model="tiny", messages=CHAT["messages"])
+    assert chunks[-1].usage == whole.usage
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks[:-1]]
+    assert "".join(pieces) == TEXT
+    assert not any("\ufffd" in piece for piece in pieces)
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks[:-1]]
+    assert reasons == [None] * (len(reasons) - 1) + ["stop"]
+
+
+def test_completions_of_text_and_of_ids(running: Running, client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt="one two", max_tokens=200)
+    assert (answer.object, answer.choices[0].text) == ("text_completion", TEXT)
+    ids = running.service.tokenizer.encode("one two")
+    again = client.completions.create(model="tiny", prompt=ids, max_tokens=200)
+    assert again.usage == answer.usage
+    assert client.completions.create(model="tiny", prompt=["one two"]).usage.completion_tokens == 16
+    streamed = client.completions.create(model="tiny", prompt="one two", max_tokens=200, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == TEXT
+
+
+@pytest.mark.parametrize("stop", ["mat", ["zzz", " 😸"], ["at on th", "at on the m"], "歪"])
+def test_stops_are_cut_the_same_streamed_and_not(running: Running, stop: str | list[str]) -> None:
+    first = min(TEXT.index(s) for s in ([stop] if isinstance(stop, str) else stop) if s in TEXT)
+    for path, body in (
+        ("/v1/completions", {"prompt": "a", "max_tokens": 200}),
+        ("/v1/chat/completions", CHAT),
+    ):
+        status, whole = running.post(path, {**body, "stop": stop})
+        assert status == 200
+        choice = whole["choices"][0]
+        text = choice.get("text", choice.get("message", {}).get("content"))
+        assert (text, choice["finish_reason"]) == (TEXT[:first], "stop")
+        chunks = running.chunks(path, {**body, "stop": stop, "stream_options": {"include_usage": True}})
+        pieces = [
+            c.get("text", c.get("delta", {}).get("content")) or "" for k in chunks for c in k["choices"]
+        ]
+        assert "".join(pieces) == text
+        assert chunks[-1]["usage"] == whole["usage"]
+
+
+def test_length_and_ignore_eos(running: Running) -> None:
+    body = {**CHAT, "max_tokens": 60, "ignore_eos": True}
+    status, answer = running.post("/v1/chat/completions", body)
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 60)
+    assert answer["choices"][0]["finish_reason"] == "length"
+    newer = {**CHAT, "max_completion_tokens": 3}
+    assert running.post("/v1/chat/completions", newer)[1]["usage"]["completion_tokens"] == 3
+    # Without a limit, the answer ends at the end of the window and says so.
+    status, answer = running.post("/v1/chat/completions", {**CHAT, "ignore_eos": True})
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == 256
+    status, answer = running.post("/v1/completions", {"prompt": "a", "max_tokens": 10**6, "ignore_eos": True})
+    assert answer["usage"]["total_tokens"] == 256
+
+
+def test_neutral_nulls_and_text_parts(running: Running) -> None:
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    body = {
+        "messages": [{"role": "user", "content": parts}],
+        "model": "tiny",
+        "stop": None,
+        "stream": None,
+        "stream_options": None,
+        "logprobs": None,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": -1,
+    }
+    status, answer = running.post("/v1/chat/completions", body)
+    assert status == 200
+    plain = running.post("/v1/chat/completions", CHAT)[1]
+    assert answer["usage"] == plain["usage"]
+
+
+def test_every_stream_line_is_json_and_the_end_comes_once(running: Running) -> None:
+    for options in (None, {}, {"include_usage": False}):
+        chunks = running.chunks("/v1/chat/completions", {**CHAT, "stream_options": options})
+        assert all(chunk["choices"] for chunk in chunks)
+        assert all("usage" not in chunk for chunk in chunks)
+        assert sum(c["choices"][0]["finish_reason"] is not None for c in chunks) == 1
+
+
+def wait_idle(running: Running) -> None:
+    deadline = time.monotonic() + 5
+    while running.service.loop._engine.has_work and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running.service.loop._engine.has_work
+    assert not running.state.desk.busy
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_request(running: Running, stream: bool) -> None:
+    running.parrot.delay = 0.01
+    before = running.service.loop._engine.scheduler.stats.aborted
+    connection = http.client.HTTPConnection(urllib.parse.urlparse(running.url).netloc, timeout=10)
+    body = {**CHAT, "ignore_eos": True, "stream": stream}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    if stream:
+        connection.getresponse().read(20)
+    else:
+        time.sleep(0.1)
+    connection.close()
+    wait_idle(running)
+    assert running.service.loop._engine.scheduler.stats.aborted == before + 1
+
+
+def test_many_at_once_get_their_own_answers(running: Running) -> None:
+    found: dict[int, tuple[int, str]] = {}
+
+    def ask(index: int) -> None:
+        body = {"prompt": f"number {index}", "max_tokens": 200, "stop": ["mat"] if index % 2 else None}
+        if index % 3:
+            text = "".join(k["choices"][0]["text"] for k in running.chunks("/v1/completions", body))
+            found[index] = (200, text)
+        else:
+            status, answer = running.post("/v1/completions", body)
+            found[index] = (status, answer["choices"][0]["text"])
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    cut = TEXT[: TEXT.index("mat")]
+    assert found == {i: (200, cut if i % 2 else TEXT) for i in range(40)}
+
+
+def test_a_failure_before_and_within_a_stream(running: Running, client: openai.OpenAI) -> None:
+    running.parrot.broken = "no luck"
+    status, body = running.post("/v1/chat/completions", CHAT)
+    assert (status, body["error"]["type"]) == (500, "server_error")
+    running.parrot.broken = None
+    running.parrot.delay = 0.02
+    stream = client.chat.completions.create(
+        model="tiny", messages=CHAT["messages"], stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    running.parrot.broken = "no luck"
+    with pytest.raises(openai.APIError, match="no luck"):
+        list(stream)
+
+
+def test_a_slow_reader_does_not_slow_others(running: Running) -> None:
+    connection = http.client.HTTPConnection(urllib.parse.urlparse(running.url).netloc, timeout=10)
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps({**CHAT, "ignore_eos": True, "stream": True})
+    )
+    response = connection.getresponse()
+    assert running.post("/v1/completions", {"prompt": "a"})[0] == 200
+    wait = response.read()
+    assert wait.endswith(b"data: [DONE]\n\n")
+    connection.close()
+
+
+def test_states_that_are_not_ready(running: Running) -> None:
+    desk, running.state.desk = running.state.desk, None
+    try:
+        for status, body in (running.get("/health"), running.post("/v1/chat/completions", CHAT)):
+            assert (status, body["error"]["message"]) == (503, "the model is loading")
+    finally:
+        running.state.desk = desk
+    running.state.leaving = True
+    try:
+        assert running.get("/health")[0] == 503
+        assert running.post("/v1/completions", {"prompt": "a"})[0] == 503
+    finally:
+        running.state.leaving = False

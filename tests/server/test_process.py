@@ -1,0 +1,99 @@
+"""``spola serve`` as a process: the port first, a clean end on a signal, failures in one line."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from spola.server.serve import bind
+from support.service import tiny_file
+
+SERVE = [sys.executable, "-m", "spola", "serve", "--backend", "null", "--port"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(tiny_file(tmp_path))
+
+
+@contextmanager
+def server(model: str, *more: str) -> Iterator[tuple[subprocess.Popen[str], http.client.HTTPConnection]]:
+    """A server that is ready, and a connection to it."""
+    process = subprocess.Popen([*SERVE, "0", "-m", model, *more], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert "serving" in line, line
+        port = int(line.rsplit(":", 1)[1].split("/")[0])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        yield process, connection
+        connection.close()
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def ended(process: subprocess.Popen[str], within: float) -> int:
+    start = time.monotonic()
+    code = process.wait(timeout=30)
+    assert time.monotonic() - start < within
+    return code
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_an_idle_server_ends_on_a_signal_and_frees_the_port(
+    model: str, number: signal.Signals, code: int
+) -> None:
+    with server(model, "--served-model-name", "mine") as (process, connection):
+        connection.request("GET", "/v1/models")
+        assert json.loads(connection.getresponse().read())["data"][0]["id"] == "mine"
+        port = connection.port
+        process.send_signal(number)
+        assert ended(process, 8) == code
+        bind("127.0.0.1", port).close()
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_a_running_stream_gets_its_end_before_the_server_goes(model: str) -> None:
+    with server(model) as (process, connection):
+        body = {"prompt": "a", "stream": True, "max_tokens": 900, "ignore_eos": True}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        response = connection.getresponse()
+        first = response.readline()
+        process.send_signal(signal.SIGTERM)
+        rest = first + response.read()
+        assert rest.rstrip().endswith(b"data: [DONE]") or b'"error"' in rest.splitlines()[-2]
+        assert ended(process, 8) == 0
+
+
+def test_a_taken_port_fails_before_the_model_is_looked_at(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"no model at all")
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        done = subprocess.run(
+            [*SERVE, str(port), "-m", str(broken)], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert f"port {port}: Address already in use" in done.stderr
+    assert "broken" not in done.stderr
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"no model at all")
+    done = subprocess.run([*SERVE, "0", "-m", str(broken)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "broken.gguf" in done.stderr

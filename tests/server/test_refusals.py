@@ -1,0 +1,178 @@
+"""Wrong requests: a clean 4xx in OpenAI's shape that names the field; the server goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Running
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi", **fields}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({**CHAT, "n": 2}, "n"),
+        ({**CHAT, "tools": []}, "tools"),
+        ({**CHAT, "logit_bias": {"1": 5}}, "logit_bias"),
+        ({**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+        ({**CHAT, "no_such_field": 1}, "no_such_field"),
+        ({**CHAT, "temperature": -1}, "temperature"),
+        ({**CHAT, "temperature": "hot"}, "temperature"),
+        ({**CHAT, "temperature": True}, "temperature"),
+        ({**CHAT, "top_p": 0}, "top_p"),
+        ({**CHAT, "top_p": 1.1}, "top_p"),
+        ({**CHAT, "seed": 1.5}, "seed"),
+        ({**CHAT, "seed": "7"}, "seed"),
+        ({**CHAT, "seed": 2**70}, "seed"),
+        ({**CHAT, "max_tokens": 0}, "max_tokens"),
+        ({**CHAT, "max_tokens": -1}, "max_tokens"),
+        ({**CHAT, "max_tokens": 2**40}, "max_tokens"),
+        ({**CHAT, "max_tokens": 1, "max_completion_tokens": 1}, "max_completion_tokens"),
+        ({**CHAT, "stop": ""}, "stop"),
+        ({**CHAT, "stop": [""]}, "stop"),
+        ({**CHAT, "stop": [1]}, "stop[0]"),
+        ({**CHAT, "stop": 5}, "stop"),
+        ({**CHAT, "stop": ["x"] * 17}, "stop"),
+        ({**CHAT, "stream": "yes"}, "stream"),
+        (
+            {**CHAT, "stream": True, "stream_options": {"include_usage": "yes"}},
+            "stream_options.include_usage",
+        ),
+        ({**CHAT, "stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+        ({**CHAT, "stream_options": {"include_usage": True}}, "stream_options"),
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [5]}, "messages[0]"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        (message(role="tool"), "messages[0].role"),
+        (message(role="x"), "messages[0].role"),
+        (message(content=None), "messages[0].content"),
+        (message(content=5), "messages[0].content"),
+        (message(tool_calls=[]), "messages[0].tool_calls"),
+        (message(content=[{"type": "image_url", "image_url": {}}]), None),
+        ({**CHAT, "model": "../../etc/passwd"}, "model"),
+        ({**CHAT, "model": 5}, "model"),
+    ],
+)
+def test_chat(running: Running, body: dict[str, Any], param: str | None) -> None:
+    check(running, "/v1/chat/completions", body, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [""]}, "prompt"),
+        ({"prompt": [999999]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [2**40]}, "prompt"),
+        ({"prompt": [2**80]}, "prompt"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [[1]]}, "prompt[0]"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "a", "messages": []}, "messages"),
+        ({"prompt": "a", "max_completion_tokens": 5}, "max_completion_tokens"),
+        ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_completions(running: Running, body: dict[str, Any], param: str) -> None:
+    check(running, "/v1/completions", body, param)
+
+
+def check(running: Running, path: str, body: dict[str, Any], param: str | None) -> None:
+    for more in ({}, {"stream": True}) if "stream" not in body and "stream_options" not in body else ({},):
+        status, answer = running.post(path, {**body, **more})
+        error = answer["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        if param == "model" and isinstance(body["model"], str):
+            assert (status, error["code"]) == (404, "model_not_found")
+        else:
+            assert (status, error["type"]) == (400, "invalid_request_error")
+        assert "\n" not in error["message"]
+        if param is not None:
+            assert error["param"] == param
+            assert param.split("[")[0].split(".")[-1] in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "\\ud83d x"}',
+        b'{"prompt": ' + b"[" * 100_000,
+        b'{"prompt": "a",}',
+    ],
+)
+def test_bodies_that_are_no_requests(running: Running, body: bytes) -> None:
+    status, answer = running.post("/v1/completions", body)
+    assert status == 400
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_text_that_looks_odd_but_is_fine(running: Running) -> None:
+    for text in (b"\\u0000", b"\\ud8c0\\udc00", b"a\\u0004b\\u0013c", "é".encode()):
+        status, _ = running.post("/v1/completions", b'{"max_tokens": 2, "prompt": "' + text + b'"}')
+        assert status == 200
+
+
+def test_a_prompt_too_long_says_both_numbers(running: Running) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": [5] * 300}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "xyz " * 300}]}),
+    ):
+        for stream in (False, True):
+            status, answer = running.post(path, {**body, "stream": stream})
+            error = answer["error"]
+            assert (status, error["code"]) == (400, "context_length_exceeded")
+            assert "256" in error["message"]
+            if "prompt" in body:
+                assert "300" in error["message"]
+
+
+def test_a_body_too_large(running: Running) -> None:
+    status, answer = running.post("/v1/completions", b'{"prompt": "' + b"a" * (17 << 20) + b'"}')
+    assert status == 413
+    assert "bytes" in answer["error"]["message"]
+
+
+def test_routes_that_are_not_there(running: Running) -> None:
+    status, answer = running.get("/v1/nothing")
+    assert (status, set(answer["error"])) == (404, {"message", "type", "param", "code"})
+    status, answer = running.get("/v1/chat/completions")
+    assert (status, "GET" in answer["error"]["message"]) == (405, True)
+
+
+def test_a_bug_is_a_500_without_details(
+    running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def burst(prompt: object) -> None:
+        raise ZeroDivisionError("/home/somebody/secret")
+
+    monkeypatch.setattr(running.service, "prompt_ids", burst)
+    status, answer = running.post("/v1/completions", {"prompt": "a"})
+    assert (status, answer["error"]["message"]) == (500, "internal error")
+    assert "secret" in capsys.readouterr().err
+    monkeypatch.undo()
