@@ -91,7 +91,7 @@ def _bound(service: Service, found: Figures) -> str:
     size = decode_bytes(service.spec, service.dtypes, config.kv_groups, [context])
     rate = read_bandwidth(service.machine, config.threads, config.weights_bytes)
     if rate is None:
-        return ", memory bound not measured: too little memory free"
+        return ", memory bound not measured"
     bound = rate / size
     share = found.decode_tok_s / bound
     return (

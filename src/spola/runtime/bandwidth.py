@@ -1,20 +1,16 @@
 """Memory read bandwidth of this machine, measured once and kept in the user's cache.
 
-Reads with the C library's ``memchr`` (through ctypes, which releases the interpreter lock), one part of
-the buffer per thread, over a buffer larger than any cache. Never run before an answer is out.
+The reading is the native backend's, over a buffer larger than any cache, with as many threads as the model
+has. Never run before an answer is out.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
-import statistics
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from spola.core.errors import CapacityError
 from spola.load.cache import cache_folder, write_atomically
 from spola.runtime.machine import Machine
 
@@ -28,7 +24,7 @@ _FILE = "bandwidth.json"
 def read_bandwidth(machine: Machine, threads: int, arena: int = 0) -> float | None:
     """Bytes per second: the kept figure of this machine and thread count, else measured now and kept.
 
-    None when the machine has no memory to spare for the buffer (``arena`` bytes, at least 512 MB).
+    None when it cannot be measured, or there is no memory to spare for ``arena`` bytes, at least 512 MB.
     """
     known = cached(machine, threads)
     if known is not None:
@@ -37,34 +33,26 @@ def read_bandwidth(machine: Machine, threads: int, arena: int = 0) -> float | No
     if size > machine.memory_available // 2:
         return None
     value = measure(size, threads)
-    if os.getloadavg()[0] <= machine.cpus + 1:  # a figure from a busy machine is too low to be kept
+    if (
+        value is not None and os.getloadavg()[0] <= machine.cpus + 1
+    ):  # a figure from a busy machine is too low to be kept
         _keep(machine, threads, value)
     return value
 
 
-def measure(size: int, threads: int, passes: int = PASSES) -> float:
-    """Median over ``passes`` of bytes read per second from a buffer of ``size`` bytes by ``threads``."""
-    libc = ctypes.CDLL(None)
-    libc.memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    libc.memchr.restype = ctypes.c_void_p
-    libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    part = size // threads // 4096 * 4096
-    with mmap.mmap(-1, part * threads) as buffer, ThreadPoolExecutor(threads) as pool:
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            buffer.madvise(mmap.MADV_HUGEPAGE)
-        anchor = ctypes.c_char.from_buffer(buffer)
-        try:
-            parts = [ctypes.addressof(anchor) + index * part for index in range(threads)]
-            # Untouched pages all map to one page of zeros: they must be written before they are read.
-            list(pool.map(lambda address: libc.memset(address, 1, part), parts))
-            rates = []
-            for _ in range(passes):
-                start = time.perf_counter()
-                list(pool.map(lambda address: libc.memchr(address, 2, part), parts))
-                rates.append(part * threads / (time.perf_counter() - start))
-        finally:
-            del anchor
-    return statistics.median(rates)
+def measure(size: int, threads: int, passes: int = PASSES) -> float | None:
+    """Bytes per second that ``threads`` threads read from a buffer of ``size`` bytes: the median pass.
+
+    None where the native code that reads is not built, or there is no memory for the buffer.
+    """
+    try:
+        from spola.backends.native import measure_read_bandwidth
+    except ImportError:
+        return None
+    try:
+        return measure_read_bandwidth(size, threads, passes)
+    except CapacityError:
+        return None
 
 
 def cached(machine: Machine, threads: int) -> float | None:

@@ -25,6 +25,7 @@ from spola.runtime.machine import Machine, describe_bytes, probe
 
 __all__ = ["Checkup", "check_all"]
 
+NATIVE = "native"
 LITTLE_MEMORY = 512 << 20
 LIBRARIES = ("tokenizers", "msgspec", "starlette", "uvicorn", "httptools", "jinja2", "llguidance", "click")
 
@@ -76,14 +77,27 @@ def _backends(found: Checkup, machine: Machine) -> None:
     for name in names():
         try:
             kind = backend(name)
-            describe = getattr(kind, "describe", None)
-            facts[name] = describe() if describe is not None else {}
+            facts[name] = {"class": f"{kind.__module__}.{kind.__qualname__}"}
+            if name == NATIVE:
+                facts[name] |= _instruction_sets(found)
         except SpolaError as error:
             facts[name] = {"error": str(error)}
-            if name == "native":
+            if name == NATIVE:
                 remedy = "build it: pip install . in the source folder, with a C++20 compiler"
                 found.problems.append((f"the native backend cannot be used: {error}", remedy))
     found.facts["backends"] = facts
+
+
+def _instruction_sets(found: Checkup) -> dict[str, Any]:
+    """What the native kernels were compiled for, what this processor runs, and what is chosen."""
+    from spola.backends.native import instruction_sets
+
+    try:
+        sets = instruction_sets()
+    except SpolaError as error:
+        found.problems.append((str(error), "unset SPOLA_ISA; see spola flags"))
+        return {}
+    return {"compiled": sets.compiled, "usable": sets.usable, "chosen": sets.chosen}
 
 
 def _processors(found: Checkup, machine: Machine) -> None:
@@ -125,6 +139,9 @@ def _bandwidth(found: Checkup, machine: Machine) -> None:
         return
     rate = measure(MIN_BUFFER, machine.threads, PASSES)
     load = os.getloadavg()[0]
+    if rate is None:
+        found.facts["bandwidth"] = None
+        return
     found.facts["bandwidth"] = {"read_gb_s": rate / 1e9, "threads": machine.threads, "load": load}
     if load > machine.cpus:
         what = f"the machine is busy (load {load:.1f} on {machine.cpus} processors)"
@@ -139,11 +156,13 @@ def _models(found: Checkup, machine: Machine) -> None:
 
 
 def _environment(found: Checkup, machine: Machine) -> None:
+    told = [what for what, _ in found.problems]
     for name in flags.FLAGS:
         try:
             flags.read(name)
         except SpolaError as error:
-            found.problems.append((str(error), f"unset {name}; see spola flags"))
+            if str(error) not in told:
+                found.problems.append((str(error), f"unset {name}; see spola flags"))
     for name in flags.unknown():
         found.advice.append((f"{name} is set and means nothing", "see spola flags for the names"))
     folder = cache_folder()
