@@ -135,21 +135,18 @@ std::vector<Decoder::Run> Decoder::begin_runs(const StepIn& step) {
     run.row = row;
     row += slice.n;
     run.out.error = run.request->problem;
+    const auto outside = [&](int32_t id) {
+      if (id >= 0 && id < config_.vocab) return false;
+      run.out.error = "token id " + std::to_string(id) + " is outside of the vocabulary of " +
+                      std::to_string(config_.vocab);
+      return true;
+    };
     for (int j = 0; j < slice.n; ++j) {
       const int32_t id = slice.ids[j];
-      if (id < 0 || id >= config_.vocab) {
-        run.out.error = "token id " + std::to_string(id) + " is outside the vocabulary of " +
-                        std::to_string(config_.vocab);
-        break;
-      }
+      if (outside(id)) break;
       if (j < slice.n - slice.n_drafts && slice.start + j >= run.request->known) run.request->append(id);
     }
-    for (int j = 0; j < slice.n_targets; ++j) {
-      if (slice.targets[j] < 0 || slice.targets[j] >= config_.vocab) {
-        run.out.error = "target id " + std::to_string(slice.targets[j]) + " is outside the vocabulary of " +
-                        std::to_string(config_.vocab);
-      }
-    }
+    for (int j = 0; j < slice.n_targets; ++j) outside(slice.targets[j]);
   }
   return runs;
 }

@@ -116,7 +116,7 @@ class NativeRunner:
         if state.adapter is not None:
             problem = f"adapter {state.adapter!r}: the native backend does not have adapters yet"
         elif outside:
-            problem = f"logit_bias: token id {outside[0]} is outside the vocabulary of {self._vocab}"
+            problem = f"logit_bias: token id {outside[0]} is outside of the vocabulary of {self._vocab}"
             bias = ()
         settings = (
             p.temperature,

@@ -1,0 +1,138 @@
+"""Threads, instruction sets and processes: equal bits from all of them, and every worker works."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("spola._native", reason="the native extension is not built")
+
+from spola.backends.native import NativeRunner, instruction_sets
+from spola.core.errors import ConfigError
+from spola.core.params import SamplingParams
+from spola.core.step import StepOutput, decode_step, encode_step
+from support.drive import Driver, Job, Outcome, greedy
+from support.tiny import Tiny, TinyModel
+
+TINY = Tiny(seed=21, layers=2, hidden=128, ff=256, heads=6, kv_heads=3, head_dim=16)
+TOKENS = np.random.default_rng(6).integers(0, TINY.vocab, 700).tolist()
+SAMPLED = SamplingParams(temperature=0.9, top_k=50, repetition_penalty=1.1, logprobs=3)
+JOBS = [
+    Job(TOKENS[:560], 5, greedy()),
+    *(Job(TOKENS[i : i + n], 5, SAMPLED, seed=i) for i, n in enumerate((3, 64, 100, 31, 1, 257, 40))),
+]
+
+
+def load(**config) -> Driver:
+    model = TinyModel(TINY)
+    runner, settings = NativeRunner(), model.config(blocks=80, **config)
+    runner.load(model.spec, model, settings)
+    return Driver(runner, settings, TINY.vocab)
+
+
+def bits(outcomes: list[Outcome]) -> list[tuple]:
+    assert all(out.error is None for out in outcomes)
+    return [(out.ids, out.logprobs) for out in outcomes]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[tuple]:
+    return bits([load().alone(job) for job in JOBS])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 16])
+def test_any_number_of_threads_gives_equal_bits(threads: int, alone: list[tuple]) -> None:
+    driver = load(threads=threads)
+    before = driver.runner.counters()
+    assert bits(driver.run(JOBS, 64)) == alone
+    assert max(len(step.slices) for step in driver.steps) == 8
+    assert any({piece.n == 1 for piece in step.slices} == {True, False} for step in driver.steps)
+    assert len(before) == threads
+    for name in ("tiles", "segments", "rows"):
+        assert all(
+            new[name] > old[name] for old, new in zip(before, driver.runner.counters(), strict=True)
+        ), name
+
+
+@pytest.mark.parametrize("threads", [2, 7])
+def test_one_row_at_a_time_on_many_threads(threads: int, alone: list[tuple]) -> None:
+    """Contexts split over the workers by segment, one decode row per step."""
+    driver = load(threads=threads)
+    assert bits([driver.alone(JOBS[0], 512)]) == alone[:1]
+    assert all(worker["tiles"] > 0 for worker in driver.runner.counters())
+
+
+def test_work_is_shared_out_evenly() -> None:
+    driver = load(threads=2)
+    driver.run(JOBS, 64)
+    one, other = driver.runner.counters()
+    assert one["tiles"] == pytest.approx(other["tiles"], rel=0.2)
+    assert one["segments"] == pytest.approx(other["segments"], rel=0.5)
+
+
+REPLAY = """
+import sys, msgspec
+from spola.backends.native import NativeRunner
+from spola.core.step import decode_step
+sys.path.insert(0, {tests!r})
+from support.tiny import Tiny, TinyModel
+model = TinyModel(msgspec.convert(msgspec.json.decode({tiny!r}), Tiny))
+runner = NativeRunner()
+runner.load(model.spec, model, model.config(blocks=80, threads={threads}))
+steps = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=list[bytes])
+outputs = [runner.execute(decode_step(step)).slices for step in steps]
+sys.stdout.buffer.write(msgspec.msgpack.encode([runner.isa, outputs]))
+"""
+
+
+def replay(driver: Driver, threads: int, **environ: str) -> tuple[str, list]:
+    """Run the recorded steps of ``driver`` in another process; its instruction set and its outputs."""
+    tests = str(Path(__file__).parents[1])
+    code = REPLAY.format(tests=tests, tiny=msgspec.json.encode(TINY), threads=threads)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=msgspec.msgpack.encode([encode_step(step) for step in driver.steps]),
+        capture_output=True,
+        check=True,
+        env={**os.environ, **environ},
+    )
+    return msgspec.msgpack.decode(done.stdout, type=tuple[str, list[tuple]])
+
+
+def plain(outputs: list[StepOutput]) -> list:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode([out.slices for out in outputs]))
+
+
+@pytest.mark.parametrize("isa", ["scalar", "avx2"])
+def test_recorded_steps_replay_to_equal_bits_elsewhere(isa: str) -> None:
+    if isa not in instruction_sets().usable:
+        pytest.skip(f"this processor has no {isa}")
+    driver = load(threads=2)
+    driver.run(JOBS[1:5], 32)
+    assert decode_step(encode_step(driver.steps[0])) == driver.steps[0]
+    chosen, outputs = replay(driver, 3, SPOLA_ISA=isa)
+    assert chosen == isa
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(outputs)) == plain(driver.outputs)
+
+
+def test_huge_pages_change_nothing(monkeypatch: pytest.MonkeyPatch, alone: list[tuple]) -> None:
+    monkeypatch.setenv("SPOLA_HUGE_PAGES", "0")
+    assert bits([load().alone(JOBS[1])]) == alone[1:2]
+
+
+def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = instruction_sets()
+    assert found.chosen == found.usable[0]
+    assert "scalar" in found.usable
+    monkeypatch.setenv("SPOLA_ISA", "scalar")
+    assert instruction_sets().chosen == "scalar"
+    assert load().runner.isa == "scalar"
+    monkeypatch.setenv("SPOLA_ISA", "avx1024")
+    with pytest.raises(ConfigError, match="SPOLA_ISA='avx1024'"):
+        load()
