@@ -195,6 +195,20 @@ def test_harmony_message_end_does_not_end_the_answer():
     assert Tokenizer.from_gguf(data).eos_ids == {2, 3}
 
 
+def test_padding_entries_are_known():
+    data = tiny(tokens=["a", "b", "ab", "<s>", "[PAD4]"], token_type=[1, 1, 1, 3, 5], eos_token_id=3)
+    tokenizer = Tokenizer.from_gguf(data)
+    assert tokenizer.padding_ids == {4}
+    assert tokenizer.token_bytes(4) == b""
+
+
+def test_too_many_lengths_of_special_tokens_are_refused():
+    texts = ["<" * n for n in range(1, 400)]
+    data = tiny(tokens=texts, token_type=[3] * 399, merges=[], bos_token_id=0, eos_token_id=0)
+    with pytest.raises(ModelError, match="special tokens"):
+        Tokenizer.from_gguf(data)
+
+
 def test_nfc_only_where_the_model_uses_it():
     tokens = ["c", "a", "f", "e", "Ã", "©", "Ì", "ģ", "Ã©"]
     data = tiny(tokens=tokens, token_type=[1] * 9, merges=["Ã ©"], bos_token_id=0, eos_token_id=0)

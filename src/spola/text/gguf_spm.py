@@ -12,13 +12,14 @@ from array import array
 
 from tokenizers import Tokenizer, models, normalizers
 
-from spola.core.errors import ModelError
+from spola.core.errors import ModelError, RequestError
 from spola.text import merges_cache
 from spola.text.vocab import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocab
 
 __all__ = ["SpmCodec", "UnigramCodec", "derive_merges"]
 
 SPACE = "\u2581"
+_MAX_SQUARES = 1 << 31  # sum of squared lengths, which deriving grows with; Gemma's is a hundredth of it
 _SLOW_CUTS = 500_000  # ways to cut; about half a second of deriving
 
 
@@ -61,8 +62,11 @@ def _merges(vocab: Vocab) -> array[int]:
 def derive_merges(vocab: Vocab) -> array[int]:
     """Pairs of ids (left, right, left, …), best first: falling score of the whole, then rising ids.
 
-    Control and byte tokens are never made by merging, so that text cannot spell them.
+    Control and byte tokens are never made by merging, so that text cannot spell them. Raises ModelError
+    for texts so long that deriving would not end.
     """
+    if sum(len(text) ** 2 for text in vocab.tokens) > _MAX_SQUARES:
+        raise ModelError("tokenizer.ggml.tokens holds texts that are too long for SentencePiece BPE")
     find = vocab.ids.get
     found: list[tuple[float, int, int]] = []
     for token, text in enumerate(vocab.tokens):
@@ -104,7 +108,7 @@ class UnigramCodec:
 
     def _prepare(self, text: str) -> str:
         if self._normalizer is not None:
-            text = self._normalizer.normalize_str(text)
+            text = _normalized(self._normalizer, text)
         if self._vocab.remove_extra_whitespaces:
             text = " ".join(word for word in text.split(" ") if word)
         if text and self._vocab.add_space_prefix:
@@ -119,6 +123,16 @@ class UnigramCodec:
         for token, piece in zip(encoding.ids, encoding.tokens):
             out += [self._byte_ids[byte] for byte in piece.encode()] if token == self._unk else [token]
         return out
+
+
+def _normalized(normalizer: normalizers.Normalizer, text: str) -> str:
+    try:
+        return normalizer.normalize_str(text)
+    except BaseException as error:
+        # The library checks the table while it reads it, and panics, which is no Exception.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RequestError("this model's tokenizer.ggml.precompiled_charsmap is damaged") from None
 
 
 def _unigram_pieces(vocab: Vocab) -> list[tuple[str, float]]:

@@ -8,13 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from spola.core.errors import ModelError
+
 __all__ = ["SpecialScanner"]
+
+_MAX_LENGTHS = 256  # tried at one place; real vocabularies have some thirty
 
 
 class SpecialScanner:
     """Splits text at the texts of ``tokens`` (text -> id, no empty text).
 
-    ``strip_right`` holds the ids that also swallow the whitespace behind them.
+    ``strip_right`` holds the ids that also swallow the whitespace behind them. Raises ModelError for a set
+    of tokens that would make scanning slow.
     """
 
     def __init__(self, tokens: Mapping[str, int], strip_right: frozenset[int] = frozenset()) -> None:
@@ -25,6 +30,10 @@ class SpecialScanner:
             lengths.setdefault(text[:2], set()).add(len(text))
         # Two characters tell most texts from a special token; then the possible lengths, longest first.
         self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
+        if max(map(len, self._lengths.values()), default=0) > _MAX_LENGTHS:
+            raise ModelError(
+                f"tokenizer.ggml.tokens : special tokens with one beginning have over {_MAX_LENGTHS} lengths"
+            )
         first = "".join(sorted({re.escape(text[0]) for text in self._ids}))
         self._candidate = re.compile(f"[{first}]") if first else None
 

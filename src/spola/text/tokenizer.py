@@ -76,6 +76,11 @@ class Tokenizer:
         """Every id that ends a generation: end of text, of turn, of message, and known markers."""
         return self.vocab.ends
 
+    @property
+    def padding_ids(self) -> frozenset[int]:
+        """Entries that only fill the table up to a round size; no text has them, none should be sampled."""
+        return frozenset(i for i in range(len(self.vocab.tokens)) if self.vocab.is_padding(i))
+
     def encode(
         self,
         text: str,
