@@ -78,7 +78,10 @@ struct Accumulators {
     if constexpr (kInRegisters) {
       v[r][h] = x;
     } else {
-      _mm256_storeu_ps(out + r * kTileRows + h * 8, x);
+      float* p = out + r * kTileRows + h * 8;
+      _mm256_storeu_ps(p, x);
+      // Without this GCC remembers what it stored and keeps a second copy on the stack.
+      __asm__("" : "+m"(*reinterpret_cast<__m256_u*>(p)));
     }
   }
   // acc = fma(a, b, acc)
