@@ -101,6 +101,11 @@ class NullRunner:
         self._vocab = 0
         self._hidden = 0
 
+    @property
+    def held(self) -> set[int]:
+        """Ids of the requests whose state is here: those that came and are not gone."""
+        return set(self._held)
+
     def load(self, spec: Any, tensors: Iterable[Tensor], config: RunnerConfig) -> None:
         """Takes ``spec.vocab`` and, if there is one, ``spec.hidden``; looks at no tensor."""
         if self._config is not None:

@@ -1,0 +1,306 @@
+"""Any sequence of adds, aborts, steps in flight, drafts and failures keeps every promise of the engine.
+
+The real scheduler and pools run on the null backend, which holds each Step against its Capabilities and
+each context position against a fake KV cache. What a request must give is computed without an engine.
+"""
+
+from collections import Counter
+from random import Random
+from types import SimpleNamespace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from spola.backends.null import NullRunner
+from spola.core.errors import CapacityError, RequestError
+from spola.core.runner import Capabilities, RunnerConfig
+from spola.core.step import Slice, SliceOutput, Step, StepOutput, decode_step, encode_step, pack_ids
+from spola.engine.request import Status
+from support.engine_rig import FULL, VOCAB, Rig, expected, next_token, request, small_static, window
+
+SEEN: Counter[str] = Counter()
+
+GROUPS = {
+    "one": (FULL,),
+    "two": (FULL, FULL),
+    "window": (FULL, window(6)),
+    "windows": (window(5), FULL, window(1)),
+    "only window": (window(9),),
+}
+
+
+def capabilities(kind: str, size: int) -> Capabilities:
+    any_shape = Capabilities(device="null", block_size=size, speculation=True)
+    return {
+        "any": any_shape,
+        "static": small_static(chunk=8, block_size=size, max_total_context=70),
+        "unmixed": Capabilities(device="null", block_size=size, mixed_batch=False, max_prefills=2),
+        "narrow": Capabilities(
+            device="null", block_size=size, max_step_tokens=9, max_total_context=50, batch_buckets=(1, 3)
+        ),
+        "chunks": Capabilities(device="null", block_size=size, prefill_chunk=4, speculation=True),
+    }[kind]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flying = []
+        self.wanted = {}
+        self.live = {}
+        self.failed = set()
+        self.next_id = 0
+
+    @initialize(
+        groups=st.sampled_from(sorted(GROUPS)),
+        kind=st.sampled_from(["any", "any", "static", "unmixed", "narrow", "chunks"]),
+        size=st.integers(2, 4),
+        blocks=st.integers(8, 40),
+        window_blocks=st.integers(4, 16),
+        seqs=st.integers(1, 6),
+        rows=st.integers(8, 24),
+        chunk=st.one_of(st.none(), st.integers(1, 9)),
+        watermark=st.sampled_from([0.0, 0.0, 0.2]),
+    )
+    def build(self, groups, kind, size, blocks, window_blocks, seqs, rows, chunk, watermark) -> None:
+        self.rig = Rig(
+            groups=GROUPS[groups],
+            capabilities=capabilities(kind, size),
+            blocks=tuple(window_blocks if g.kind == "window" else blocks for g in GROUPS[groups]),
+            seqs=seqs,
+            rows=rows,
+            chunk=chunk,
+            watermark=watermark,
+            max_len=60,
+        )
+        self.s = self.rig.scheduler
+        SEEN[kind] += 1
+        SEEN[groups] += 1
+
+    # What is asked for
+
+    @rule(
+        n=st.integers(1, 40),
+        max_tokens=st.one_of(st.none(), st.integers(1, 25)),
+        seed=st.integers(0, 3),
+        eos=st.sets(st.integers(0, VOCAB - 1), max_size=2),
+        stops=st.sets(st.integers(0, VOCAB - 1), max_size=1),
+        ignore=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, 1]),
+    )
+    def add_sample(self, n, max_tokens, seed, eos, stops, ignore, priority) -> None:
+        r = request(
+            self.next_id,
+            n,
+            max_tokens,
+            seed=seed,
+            eos_ids=eos,
+            stop_token_ids=tuple(stops),
+            ignore_eos=ignore,
+            priority=priority,
+        )
+        self._add(r)
+
+    @rule(
+        n=st.integers(1, 30),
+        head=st.integers(0, 10),
+        want=st.sampled_from(["score", "logits", "embed_last", "embed_mean"]),
+    )
+    def add_other(self, n, head, want) -> None:
+        self._add(request(self.next_id, n, want=want, head_from=head))
+
+    @rule(n=st.integers(2, 8), seed=st.integers(0, 2**16), longest=st.integers(2, 30))
+    def add_many(self, n, seed, longest) -> None:
+        """Pressure: requests of any kind and length at once."""
+        draw = Random(seed)
+        for _ in range(n):
+            fields = {"seed": draw.randrange(4), "priority": draw.choice((0, 0, 1))}
+            if draw.random() < 0.3:
+                fields |= {"want": draw.choice(("score", "logits", "embed_last", "embed_mean"))}
+            tokens = draw.choice((None, 1, 5, 20))
+            self._add(request(self.next_id, draw.randint(1, longest), tokens, eos_ids=[3], **fields))
+
+    def _add(self, r) -> None:
+        self.next_id += 1
+        try:
+            self.s.add(r)
+        except (RequestError, CapacityError):
+            room = self._room()
+            goal = r.goal
+            assert goal > room or goal + (r.want == "sample") > 60 or r.head_from >= goal, (
+                "refused, but it fits"
+            )
+            SEEN["refused"] += 1
+            return
+        self.live[r.id] = r
+        prompt = list(r.known)
+        if r.want == "sample":
+            self.wanted[r.id] = expected(r, prompt, min(60, self._room() + 1))
+        else:
+            self.wanted[r.id] = alone(r)
+
+    def _room(self) -> int:
+        room = self.s.kv.capacity()
+        context = self.rig.runner.capabilities.max_total_context
+        return min(x for x in (room, context, 10**6) if x is not None)
+
+    @rule(pick=st.integers(0, 200))
+    def abort(self, pick) -> None:
+        if self.next_id:
+            id = pick % (self.next_id + 1)
+            SEEN["abort in flight"] += id in self.live and self.live[id].in_flight
+            self.s.abort(id)
+
+    @rule(
+        pick=st.integers(0, 200), good=st.integers(0, 4), bad=st.lists(st.integers(0, VOCAB - 1), max_size=3)
+    )
+    def guess(self, pick, good, bad) -> None:
+        ready = [r for r in self.s.running if r.decoding and r.n_output and not r.in_flight]
+        if ready:
+            r = ready[pick % len(ready)]
+            right = self.wanted[r.id].ids[r.n_output :][:good]
+            r.drafts = [*right, *bad]
+
+    # Steps
+
+    @precondition(lambda self: len(self.flying) < 3)
+    @rule()
+    def schedule(self) -> None:
+        before = list(self.s.running)
+        ready = [r for r in before if r.decoding and not r.in_flight]
+        best = before[0] if before else None
+        new = self.s.schedule(self.rig.now)
+        self.rig.now += 1.0
+        planned = [self.s.requests[piece.id] for piece in new.slices] if new else []
+        assert [r.rank for r in planned] == sorted(r.rank for r in planned)
+        victims = [r for r in before if r.status is Status.WAITING]
+        assert not (best in victims and len(before) > 1), "the best rank was preempted"
+        if victims:
+            assert not set(victims) & set(planned)
+            assert all(min(v.rank for v in victims) > r.rank for r in planned)
+            assert all(r in before for r in planned), "admitted in a step that preempted"
+        if self.s.shape.mixed and self.s.shape.context is None and not self.flying:
+            left_out = [r for r in ready if r not in planned and r not in victims]
+            assert not left_out, f"decodes left out: {left_out}"
+        SEEN["preempted"] += len(victims)
+        SEEN["mixed"] += new is not None and len({piece.n == 1 for piece in new.slices}) == 2
+        SEEN["drafts"] += new is not None and any(piece.n_drafts for piece in new.slices)
+        SEEN["window freed"] += any(table.first for r in planned for table in r.tables)
+        if new is None:
+            assert self.flying or not self.s.requests, "there is work, nothing is in flight and no step came"
+            return
+        SEEN["flying"] += bool(self.flying)
+        self.flying.append(new)
+
+    @precondition(lambda self: self.flying)
+    @rule(fault=st.sampled_from(["", "", "", "", "", "", "slice", "step"]), pick=st.integers(0, 10))
+    def commit(self, fault, pick) -> None:
+        step = self.flying.pop(0)
+        ids = [piece.id for piece in step.slices]
+        if fault == "step":
+            if pick % 2:  # before or after the backend took in what is new and gone: the engine cannot know
+                self.rig.runner.execute(step)
+            self.failed.update(ids)
+            self.rig.take(self.s.fail(step, "no power"))
+            SEEN["step failed"] += 1
+            return
+        out = self.rig.runner.execute(decode_step(encode_step(step)))
+        if fault == "slice":
+            bad = pick % len(ids)
+            self.failed.add(ids[bad])
+            slices = (*out.slices[:bad], SliceOutput(error="nan"), *out.slices[bad + 1 :])
+            out = StepOutput(out.elapsed_s, slices)
+        self.rig.take(self.s.commit(step, out))
+
+    @rule(n=st.integers(1, 30))
+    def run(self, n) -> None:
+        for _ in range(n):
+            self.schedule()
+            while self.flying:
+                self.commit("", 0)
+
+    @invariant()
+    def something_runs(self) -> None:
+        if hasattr(self, "s"):
+            assert all(r.status is not Status.FINISHED for r in self.s.requests.values())
+
+    def teardown(self) -> None:
+        if not hasattr(self, "s"):
+            return
+        for _ in range(4000):
+            if not self.s.has_work:
+                break
+            self.run(1)
+        assert not self.s.has_work, "requests never finish"
+        self.rig.take(self.s.drain())
+        assert all(pool.used == 0 and pool.promised == 0 for pool in self.s.kv.pools)
+        assert self.rig.results.keys() == self.live.keys()
+        for id, result in self.rig.results.items():
+            self._compare(id, result)
+        assert sum(self.s.stats.finished.values()) == self.s.stats.added == len(self.live)
+        self._add(request(self.next_id, 1, 1))
+        self.run(1)
+        assert self.rig.runner.held <= {self.next_id - 1}, "the backend holds requests that are gone"
+
+    def _compare(self, id, result) -> None:
+        (final,) = result.finals
+        want, r = self.wanted[id], self.live[id]
+        summary = final.summary
+        SEEN[final.finish_reason] += 1
+        SEEN[r.want] += 1
+        assert summary.n_output == len(result.ids)
+        assert final.finish_reason == "error" or id not in self.failed or r.aborted
+        if final.finish_reason in ("abort", "error"):
+            assert id in self.failed or final.finish_reason == "abort", final.error
+            if r.want == "sample":
+                assert result.ids == want.ids[: len(result.ids)]
+            return
+        if r.want == "sample":
+            assert (result.ids, final.finish_reason) == (want.ids, want.reason)
+            assert summary.n_prompt == len(r.known) - len(want.ids)
+            SEEN["preempted and right"] += summary.preemptions > 0
+        else:
+            assert (result.scores, result.logits, result.vector) == want
+
+
+def alone(r) -> tuple[list[float], bytes, bytes | None]:
+    """What a request that samples nothing gives when a runner computes it in one slice."""
+    runner = NullRunner(script=next_token)
+    config = RunnerConfig(kv_groups=(FULL,), kv_blocks=(4,), max_step_tokens=64, max_seqs=1, max_model_len=64)
+    runner.load(SimpleNamespace(vocab=VOCAB, hidden=6), (), config)
+    whole = one_slice(r)
+    out = runner.execute(whole).slices[0]
+    return list(out.scores or ()), out.logits or b"", out.vector
+
+
+def one_slice(r):
+    n = r.goal
+    heads = n - r.head_from if r.want in ("score", "logits") else 0
+    targets = pack_ids(r.known[r.head_from + 1 :]) if r.want == "score" else b""
+    piece = Slice(r.id, 0, pack_ids(r.known[:n]), (pack_ids(range(-(-n // 32))),), heads, 0, targets)
+    return Step(0, (piece,), (r.state(),))
+
+
+def test_every_promise_holds_over_random_histories():
+    SEEN.clear()
+    run_state_machine_as_test(SchedulerMachine, settings=settings(stateful_step_count=40))
+    never = [
+        what
+        for what in (
+            *GROUPS,
+            *("any", "static", "unmixed", "narrow", "chunks"),
+            *("stop", "length", "abort", "error", "sample", "score", "logits", "embed_last", "embed_mean"),
+            *("refused", "preempted", "preempted and right", "mixed", "drafts", "flying", "abort in flight"),
+            *("window freed", "step failed"),
+        )
+        if not SEEN[what]
+    ]
+    assert not never, f"never happened: {never}"
