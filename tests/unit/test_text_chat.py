@@ -198,6 +198,17 @@ HOSTILE = {
             "{% set x = s.count('ab') %}",
             "{% set x = s.split('a') %}",
             "{% set x = {s ~ i: 1} %}",
+            "{% set x = loop.cycle(*l) %}",
+            "{% set x = loop.changed(l if i % 2 else l[:]) %}",
+            "{% set x = i | default(*l) %}",
+            "{% set x = i | batch(99999, 'x') | list %}",
+            "{% set x = s.strip('b' * 100000 ~ 'a') %}",
+            "{% set x = s.rfind('b' ~ s[:500000]) %}",
+            "{% set x = l | map(attribute='a.' * 100000) | list %}",
+            "{% set x = [{}] | sort(attribute='a,' * 100000) %}",
+            "{% set x = [{}] | join('', attribute='a.' * 100000) %}",
+            "{% set x = {(s, l | list): 1} %}",
+            "{% set x = dict([[s ~ i, 1]]) %}",
         )
     },
 }

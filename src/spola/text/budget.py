@@ -41,7 +41,7 @@ class Budget:
         self.steps = 1_000_000_000
         self.max_text = 1 << 40
         weight = self.measure(given)[0]
-        self.steps = 200_000 + 200 * weight
+        self.steps = 100_000 + 200 * weight
         self.max_text = 2_000_000 + 256 * weight  # characters of one string, and of the output
         self._text_left = 8 * self.max_text
 

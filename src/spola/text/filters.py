@@ -73,6 +73,10 @@ _DEEP = frozenset(
 )
 # How much more than a copy of its argument a filter costs.
 _SLOW = {"title": 32, "wordcount": 32, "truncate": 8, "sort": 8, "dictsort": 8, "groupby": 8, "unique": 8}
+# Where the name of an attribute stands among the arguments, after the environment and the value.
+_ATTRIBUTE = {"selectattr": 2, "rejectattr": 2, "groupby": 2, "sum": 2}
+_ATTRIBUTE |= {"unique": 3, "min": 3, "max": 3, "sort": 4}
+_MAX_PATH = 16  # parts of such a name
 # The largest whole number that an argument may be.
 _LARGEST = {"batch": 100_000, "slice": 100_000, "center": 10_000, "round": 100}
 _COMPARING_TESTS = frozenset(
@@ -141,12 +145,16 @@ def bounded_tests(originals: Mapping[str, Function]) -> dict[str, Function]:
 
 def _bounded(name: str, function: Function, *, deep: bool) -> Function:
     largest = _LARGEST.get(name)
+    attribute = _ATTRIBUTE.get(name, 0)
     slow = _SLOW.get(name, 0)
 
     @functools.wraps(function)
     def paying(*args: Any, **kwargs: Any) -> Any:
         budget = current()
-        budget.spend(2)
+        budget.spend(2 + len(args) // 2 + len(kwargs) // 2)
+        _check_path(kwargs.get("attribute"))
+        if 0 < attribute < len(args):
+            _check_path(args[attribute])
         if name == "sum" and not isinstance(
             kwargs.get("start", args[3] if len(args) > 3 else 0), (int, float)
         ):
@@ -160,10 +168,18 @@ def _bounded(name: str, function: Function, *, deep: bool) -> Function:
     return paying
 
 
+def _check_path(attribute: Any) -> None:
+    """Every part of ``attribute`` costs a look-up in every element."""
+    if isinstance(attribute, str) and attribute.count(".") + attribute.count(",") >= _MAX_PATH:
+        raise SecurityError(f"an attribute of more than {_MAX_PATH} parts")
+
+
 def _taken(value: Any, deep: bool, largest: int | None) -> Any:
     budget = current()
     if largest is not None and isinstance(value, int) and abs(value) > largest:
         raise SecurityError(f"an argument of {value}")
+    if largest is not None and isinstance(value, int):
+        budget.spend(abs(value) // 16)
     if isinstance(value, Iterator):
         return budget.counted(value)
     if deep or isinstance(value, str):
@@ -200,6 +216,7 @@ def _join(environment: Environment, value: Any, d: Any = "", attribute: str | in
     budget = current()
     values = budget.counted(iter(value))
     if attribute is not None:
+        _check_path(attribute)
         values = map(make_attrgetter(environment, attribute), values)
     separator = text_of(d)
     texts, chars = [], 0

@@ -20,10 +20,10 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
-from jinja2.visitor import NodeTransformer
 
 from spola.text.budget import LimitError, current
 from spola.text.filters import bounded_filters, bounded_tests, percent, text_of
+from spola.text.weave import WOVEN, Weaver
 
 __all__ = ["MAX_SOURCE", "Sandbox"]
 
@@ -116,8 +116,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         # Jinja declares its tables as dicts of plain functions, which any callable is at run time.
         filters: Any = self.filters
         tests: Any = self.tests
-        woven: dict[str, Any] = {_TICK: _tick, _MADE: _made, _WALK: _walk, _JOIN: _join}
-        self.filters = bounded_filters(filters) | woven
+        self.filters = bounded_filters(filters) | WOVEN
         self.tests = cast(Any, bounded_tests(tests))
         del self.globals["lipsum"]
         self.globals["namespace"] = _Namespace
@@ -129,7 +128,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         tree = self.parse(source)
         for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
             raise TemplateSyntaxError("other files cannot be included, imported or extended", node.lineno)
-        code = self.compile(_Weaver().visit(tree))
+        code = self.compile(Weaver().visit(tree))
         return Template.from_code(self, code, self.make_globals(None))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -172,12 +171,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = current()
-        budget.spend(4)
+        budget.spend(4 + len(args) // 4 + len(kwargs) // 4)
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             args = _check_str_call(owner, obj.__name__, args, kwargs)
-        elif isinstance(owner, (list, tuple, dict)):
-            budget.walk(args)
+        elif isinstance(owner, (list, tuple, dict, LoopContext)) or isinstance(obj, type):
+            budget.walk(args)  # it may be hashed or compared
             if isinstance(owner, (list, tuple)):
                 budget.walk(owner)
         return budget.made(super().call(context, obj, *args, **kwargs))
@@ -218,6 +217,10 @@ def _check_str_call(owner: str, name: str, args: tuple[Any, ...], kwargs: dict[s
     budget.walk(owner)
     for arg in args:
         budget.walk(arg)
+    longest = max((len(arg) for arg in args if isinstance(arg, str)), default=0)
+    if name.endswith("strip") or name in ("rfind", "rindex", "rpartition", "rsplit"):
+        # These compare every character with every character of the argument, in the worst case.
+        budget.spend(len(owner) * longest // 1024)
     if name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
         budget.size(len(owner) + owner.count(args[0]) * max(0, len(args[1]) - len(args[0])))
     elif name == "join" and args:
@@ -237,120 +240,3 @@ def _finalize(context: Context, value: Any) -> Any:
         current().text(len(value))
         return value
     return text_of(value)
-
-
-# Names that no template can write, for what the weaver puts in.
-_TICK, _MADE, _WALK, _JOIN = " tick", " made", " walk", " join"
-
-
-def _tick(cost: int) -> bool:
-    current().spend(max(1, cost))
-    return True
-
-
-def _made(value: Any) -> Any:
-    return current().made(value)
-
-
-def _walk(value: Any) -> Any:
-    current().walk(value)
-    return value
-
-
-def _join(values: list[Any]) -> str:
-    budget = current()
-    texts = [text_of(value) for value in values]
-    budget.size(sum(map(len, texts)))
-    joined = "".join(texts)
-    budget.text(len(joined))
-    return joined
-
-
-class _Weaver(NodeTransformer):
-    """Puts the payments into a syntax tree."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        cost = _cost(node.body)
-        self.generic_visit(node)
-        node.body.insert(0, _pay(cost, node))
-        if node.test is not None:
-            # The test also runs for elements that it filters out.
-            paid = _filter(nodes.Const(1 + _cost([node.test])), _TICK, node)
-            node.test = nodes.And(paid, node.test, lineno=node.lineno)
-        return node
-
-    def _body(self, node: Any) -> nodes.Node:
-        cost = _cost(node.body)
-        self.generic_visit(node)
-        node.body.insert(0, _pay(cost, node))
-        return node  # type: ignore[no-any-return]
-
-    visit_Macro = visit_CallBlock = visit_Block = _body
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        self.generic_visit(node)
-        if all(isinstance(item, nodes.Const) for item in node.items):
-            return node
-        return _filter(node, _MADE, node)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        if node.ctx != "load" or all(isinstance(item, nodes.Const) for item in node.items):
-            return node
-        return _filter(node, _MADE, node)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        return _filter(node, _MADE, node)
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _filter(nodes.List(node.nodes, lineno=node.lineno), _JOIN, node)
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        # Jinja compiles slices to Python's own subscripts, past ``getitem``.
-        return _filter(node, _MADE, node) if isinstance(node.arg, nodes.Slice) else node
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        operands = [node.expr, *(operand.expr for operand in node.ops)]
-        within = any(operand.op in ("in", "notin") for operand in node.ops)
-        if not within and any(isinstance(operand, nodes.Const) for operand in operands):
-            return node  # against a constant, at most the constant's length is compared
-        node.expr = _walked(node.expr)
-        for operand in node.ops:
-            operand.expr = _walked(operand.expr)
-        return node
-
-
-def _filter(value: nodes.Expr, name: str, at: nodes.Node) -> nodes.Filter:
-    return nodes.Filter(value, name, [], [], None, None, lineno=at.lineno)
-
-
-def _walked(operand: nodes.Expr) -> nodes.Expr:
-    items = operand.items if isinstance(operand, (nodes.List, nodes.Tuple)) else [operand]
-    if all(isinstance(item, nodes.Const) for item in items):
-        return operand
-    return _filter(operand, _WALK, operand)
-
-
-def _pay(cost: int, at: nodes.Node) -> nodes.ExprStmt:
-    paid = _filter(nodes.Const(cost, lineno=at.lineno), _TICK, at)
-    return nodes.ExprStmt(paid, lineno=at.lineno)
-
-
-def _cost(body: list[Any]) -> int:
-    """Steps of running ``body`` once, without the bodies inside it that pay for themselves."""
-    total = 0
-    stack = list(body)
-    while stack:
-        node = stack.pop()
-        total += 8
-        if isinstance(node, nodes.TemplateData):
-            total += len(node.data) // 8
-        elif isinstance(node, nodes.Const) and isinstance(node.value, str):
-            total += len(node.value) // 8
-        skip = ("body",) if isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)) else ()
-        stack.extend(node.iter_child_nodes(exclude=skip))
-    return 1 + total // 64
