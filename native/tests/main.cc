@@ -26,7 +26,7 @@ int main() {
     const char* name;
     void (*run)();
   };
-  const Suite suites[] = {{"pack", test_pack}, {"linear", test_linear}, {"rows", test_rows}};
+  const Suite suites[] = {{"pack", test_pack}, {"linear", test_linear}, {"rows", test_rows}, {"attention", test_attention}};
   const spola::Kernels* best = spola::select_kernels("");
   std::printf("best kernels here: %s\n", best->isa);
   for (const Suite& s : suites) {
@@ -34,7 +34,7 @@ int main() {
     const auto start = std::chrono::steady_clock::now();
     s.run();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    std::printf("%-8s %8ld checks %6.2f s\n", s.name, check::totals().checks - before, took.count());
+    std::printf("%-9s %8ld checks %6.2f s\n", s.name, check::totals().checks - before, took.count());
   }
   const check::Totals t = check::totals();
   std::printf("%ld checks, %ld failed\n", t.checks, t.failures);
