@@ -24,6 +24,9 @@ from spola.spec.decoder import Activation, Attention
 __all__ = ["F32Maths", "Maths", "full_matrix", "vector"]
 
 
+_SMALL = 1 << 19  # multiply-adds in one piece of a product
+
+
 class Maths(Protocol):
     """The operations of a model, on f32 arrays whose first axis is rows.
 
@@ -66,7 +69,7 @@ def vector(tensor: Tensor) -> F32:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    transposed: F32  # [in, out]
+    values: F32  # [out, in]
 
 
 class F32Maths:
@@ -75,13 +78,13 @@ class F32Maths:
     invariant = False
 
     def matrix(self, tensor: Tensor) -> _Matrix:
-        return _Matrix(np.ascontiguousarray(full_matrix(tensor).T))
+        return _Matrix(full_matrix(tensor))
 
     def linear(self, weight: _Matrix, x: F32, bad: Bool) -> F32:
-        return x @ weight.transposed
+        return _product(x, weight.values)
 
     def nbytes(self, weight: _Matrix) -> int:
-        return weight.transposed.nbytes
+        return weight.values.nbytes
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         wide = x.astype(np.float64)
@@ -140,6 +143,23 @@ class F32Maths:
             total = total + np.exp(sink - top)
         out = (weights @ v[:, None]) / total
         return narrow(out.transpose(2, 0, 1, 3).reshape(rows, a.heads, a.v_dim))
+
+
+def _product(x: F32, w: F32) -> F32:
+    """x [rows, k] times w [out, k] transposed, in pieces too small for BLAS to start threads.
+
+    Its threads wait for each other for ages on a busy machine. One row goes as two, since BLAS has another
+    routine for vectors, with other bits and threads at any size.
+    """
+    if len(x) == 1:
+        return _product(np.repeat(x, 2, axis=0), w)[:1]
+    rows, k = 8, x.shape[1]
+    width = max(_SMALL // (rows * k), 16)
+    out = np.empty((len(x), len(w)), np.float32)
+    for r in range(0, len(x), rows):
+        for c in range(0, len(w), width):
+            np.matmul(x[r : r + rows], w[c : c + width].T, out=out[r : r + rows, c : c + width])
+    return out
 
 
 def _in_order(blocks: F32, start: int, count: int) -> F32:

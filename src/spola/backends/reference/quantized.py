@@ -34,7 +34,9 @@ from spola.spec.decoder import Activation, Attention
 __all__ = ["QuantizedMaths", "quantize_a8", "quantize_a16"]
 
 _TINY = np.float32(2.0**-100)  # below this, an amax counts as 0
-_TILE_ROWS = 32  # rows and outputs computed together: keeps the f64 work arrays in the cache
+# Rows and outputs computed together: work arrays stay in the cache, and matrix products stay so small that
+# BLAS does not start threads, which wait for each other for ages on a busy machine.
+_TILE_ROWS = 24
 _TILE_OUT = 1024
 
 
@@ -199,15 +201,20 @@ def _narrow_product(w: _Integers, columns: slice, q: F32, d: F32) -> F32:
     per_group = np.repeat(d.T, 32 // group, axis=0)  # [groups, rows]
     grouped = _grouped(q, group)
     dots = np.matmul(grouped, w.codes[:, :, columns])
-    sums = per_group * grouped.sum(axis=2)  # the integers are exact in f32, the product is rounded once
+    # The integers are exact in f32, the product is rounded once.
+    sums = (per_group * grouped.sum(axis=2)).astype(np.float64)
     scale = w.scale[:, columns]
     low = None if w.low is None else w.low[:, columns].astype(np.float64)
     total = Accumulator(np.zeros(dots.shape[1:], np.float32))
+    scales, work, dot = np.empty_like(dots[0]), np.empty(dots.shape[1:]), np.empty(dots.shape[1:])
     for g in range(len(dots)):
-        scales = scale[g] * per_group[g][:, None]
-        total.add(np.multiply(scales.astype(np.float64), dots[g].astype(np.float64)))
+        np.multiply(scale[g], per_group[g][:, None], out=scales)
+        work[...], dot[...] = scales, dots[g]
+        work *= dot
+        total.add(work)
         if low is not None:
-            total.add(sums[g].astype(np.float64)[:, None] * low[g])
+            np.multiply(sums[g][:, None], low[g], out=work)
+            total.add(work)
     return total.value
 
 
