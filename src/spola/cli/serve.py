@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
 from spola.cli.options import describe, engine_options, read_options
-from spola.cli.output import note
+from spola.cli.output import emit_json, json_option, note
 from spola.load.resolve import resolve_model
 from spola.runtime.build import build_service
 from spola.runtime.service import Service
@@ -27,6 +28,7 @@ __all__ = ["command"]
 @click.option("--no-auth", is_flag=True, help="Allow a --host that other machines can reach, without keys.")
 @engine_options
 @click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
+@json_option
 def command(
     model: str | None,
     host: str,
@@ -35,9 +37,13 @@ def command(
     max_seqs: int,
     no_auth: bool,
     verbose: bool,
+    as_json: bool,
     **given: Any,
 ) -> int:
-    """Serve /v1/completions, /v1/chat/completions, /v1/models and /health."""
+    """Serve /v1/completions, /v1/chat/completions, /v1/models and /health.
+
+    With --json, one document with the address and what was chosen goes to stdout when requests are taken.
+    """
     check_host(host, no_auth=no_auth)
     options = read_options(given, max_seqs=max_seqs)
     where = resolve_model(model)
@@ -51,5 +57,12 @@ def command(
             describe(service.config, service.load_s)
         return service
 
+    def ready(url: str, service: Service) -> None:
+        note(f"serving {name} on {url}")
+        if as_json:
+            emit_json({"url": url, "model": name, "config": service.config})
+            sys.stdout.flush()
+
+    name = served_model_name or where.name
     with listener:
-        return serve(listener, served_model_name or where.name, build, note)
+        return serve(listener, name, build, ready, note)

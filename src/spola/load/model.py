@@ -55,16 +55,15 @@ class Model:
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor of the manifest that the file holds, in manifest order.
 
-        One buffer is used for all: ``data`` is valid until the next tensor is taken.
+        Each has a buffer of its own, which goes when the taker drops it: the largest tensor comes first,
+        while a backend's own copy is still small.
         """
         entries = self.file.tensors
-        present = [info for info in manifest(self.spec) if info.gguf in entries]
-        buffer = bytearray(max((entries[info.gguf].nbytes for info in present), default=0))
-        for info in present:
-            entry = entries[info.gguf]
-            data = memoryview(buffer)[: entry.nbytes]
-            self.file.read_into(info.gguf, data)
-            yield Tensor(info.name, entry.dtype.name, entry.shape, data.toreadonly())
+        for info in manifest(self.spec):
+            entry = entries.get(info.gguf)
+            if entry is not None:
+                data = memoryview(self.file.read(info.gguf)).toreadonly()
+                yield Tensor(info.name, entry.dtype.name, entry.shape, data)
 
     def close(self) -> None:
         self.file.close()

@@ -6,6 +6,7 @@ on its own thread.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -54,16 +55,20 @@ class LLM:
             kv_memory=kv_memory,
             chat_template=chat_template,
         )
-        self._service = build_service(None if model is None else str(model), options)
-        self._count = 0
+        self._attach(build_service(None if model is None else str(model), options))
 
     @classmethod
     def from_service(cls, service: Service) -> LLM:
         """An LLM over a service that is already running; closing it closes the service."""
         llm = cls.__new__(cls)
-        llm._service = service
-        llm._count = 0
+        llm._attach(service)
         return llm
+
+    def _attach(self, service: Service) -> None:
+        self._service = service
+        self._count = 0
+        # Also when the object is dropped, or the program ends, without a call of close().
+        self._closer = weakref.finalize(self, service.close)
 
     @property
     def service(self) -> Service:
@@ -112,11 +117,11 @@ class LLM:
             ids = self._service.prompt_ids(prompt)  # type: ignore[arg-type]
         mailbox = QueueMailbox()
         job = self._service.submit(ids, sampling_params or SamplingParams(), mailbox)
-        return _pieces(self._service, job, mailbox)
+        return self._pieces(job, mailbox)
 
     def close(self) -> None:
         """Abort what runs and free the model. Idempotent."""
-        self._service.close()
+        self._closer()
 
     def __enter__(self) -> LLM:
         return self
@@ -128,6 +133,21 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _pieces(self, job: Job, mailbox: QueueMailbox) -> Iterator[StreamOutput]:
+        try:
+            while not job.done:
+                for mail in mailbox.get():
+                    delta = job.take(mail)
+                    if delta.error is not None:
+                        raise delta.error
+                    if delta.text or delta.token_ids or delta.finish_reason:
+                        yield StreamOutput(
+                            delta.index, delta.text, list(delta.token_ids), delta.finish_reason
+                        )
+        finally:
+            if not job.done:
+                self._service.abort(job)
 
     def _run(
         self,
@@ -155,20 +175,6 @@ class LLM:
             out.append(output_of(str(self._count), text, job, self._service.tokenizer))
             self._count += 1
         return out
-
-
-def _pieces(service: Service, job: Job, mailbox: QueueMailbox) -> Iterator[StreamOutput]:
-    try:
-        while not job.done:
-            for mail in mailbox.get():
-                delta = job.take(mail)
-                if delta.error is not None:
-                    raise delta.error
-                if delta.text or delta.token_ids or delta.finish_reason:
-                    yield StreamOutput(delta.index, delta.text, list(delta.token_ids), delta.finish_reason)
-    finally:
-        if not job.done:
-            service.abort(job)
 
 
 def _listed(prompts: str | Sequence[Any] | Mapping[str, Any]) -> Sequence[Any]:

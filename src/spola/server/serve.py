@@ -28,6 +28,7 @@ GRACE_S = 5.0
 BACKLOG = 2048
 
 _Build = Callable[[], Service]
+_Ready = Callable[[str, Service], None]
 _Say = Callable[[str], None]
 
 
@@ -65,12 +66,14 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(listener: socket.socket, name: str, build: _Build, say: _Say) -> int:
+def serve(listener: socket.socket, name: str, build: _Build, ready: _Ready, say: _Say) -> int:
     """Serve on ``listener`` until a signal; ``build`` loads the model. Gives the process's exit code.
+
+    ``ready`` is called with the API's address and the service once requests are taken.
 
     Raises SpolaError when the model cannot be loaded.
     """
-    return asyncio.run(_Running(listener, name, build, say).run())
+    return asyncio.run(_Running(listener, name, build, ready, say).run())
 
 
 class _Server(uvicorn.Server):
@@ -82,9 +85,10 @@ class _Server(uvicorn.Server):
 
 
 class _Running:
-    def __init__(self, listener: socket.socket, name: str, build: _Build, say: _Say) -> None:
+    def __init__(self, listener: socket.socket, name: str, build: _Build, ready: _Ready, say: _Say) -> None:
         self._listener = listener
         self._build = build
+        self._ready = ready
         self._say = say
         self._state = State(name)
         self._code = 0
@@ -142,7 +146,7 @@ class _Running:
             self._state.ready(service)
             host, port = self._listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            self._say(f"serving {self._state.name} on http://{shown}:{port}/v1")
+            self._ready(f"http://{shown}:{port}/v1", service)
 
     def _signal(self, number: signal.Signals) -> None:
         self._code = 130 if number == signal.SIGINT else 0
