@@ -141,6 +141,32 @@ void expand_iq4_xs(const uint8_t* p, Expanded* out) {
   }
 }
 
+bool block_finite(GgmlType type, const uint8_t* p) {
+  switch (type) {
+    case GgmlType::kQ4_1:
+    case GgmlType::kQ5_1:
+    case GgmlType::kQ4_K:
+    case GgmlType::kQ5_K: return f16_finite(load<half_bits>(p)) && f16_finite(load<half_bits>(p + 2));
+    case GgmlType::kQ2_K: return f16_finite(load<BlockQ2_K>(p).d) && f16_finite(load<BlockQ2_K>(p).dmin);
+    case GgmlType::kQ3_K: return f16_finite(load<BlockQ3_K>(p).d);
+    case GgmlType::kQ6_K: return f16_finite(load<BlockQ6_K>(p).d);
+    case GgmlType::kMXFP4: return *p < 254;  // 12 * 2^(254 - 128) overflows; 255 is NaN in the OCP format
+    default: return f16_finite(load<half_bits>(p));  // d comes first
+  }
+}
+
+// Whether the magnitudes of n floats, as integers, are all below that of infinity.
+template <class Bits>
+bool all_below(const uint8_t* p, int n, Bits infinity) {
+  constexpr Bits no_sign = static_cast<Bits>(-1) / 2;
+  Bits most = 0;
+  for (int i = 0; i < n; ++i) {
+    const Bits magnitude = load<Bits>(p + static_cast<size_t>(i) * sizeof(Bits)) & no_sign;
+    if (magnitude > most) most = magnitude;
+  }
+  return most < infinity;
+}
+
 }  // namespace
 
 int group_of(GgmlType type) {
@@ -187,26 +213,18 @@ void expand_block(GgmlType type, const uint8_t* p, Expanded* out) {
   }
 }
 
-bool block_finite(GgmlType type, const uint8_t* p) {
+bool row_finite(GgmlType type, const uint8_t* row, int cols) {
   switch (type) {
-    case GgmlType::kF32: return f32_finite(load<float>(p));
-    case GgmlType::kF16: return f16_finite(load<uint16_t>(p));
-    case GgmlType::kBF16: return bf16_finite(load<uint16_t>(p));
-    case GgmlType::kQ4_0:
-    case GgmlType::kQ5_0:
-    case GgmlType::kQ8_0:
-    case GgmlType::kIQ4_NL:
-    case GgmlType::kIQ4_XS: return f16_finite(load<half_bits>(p));  // d comes first
-    case GgmlType::kQ4_1:
-    case GgmlType::kQ5_1:
-    case GgmlType::kQ4_K:
-    case GgmlType::kQ5_K: return f16_finite(load<half_bits>(p)) && f16_finite(load<half_bits>(p + 2));
-    case GgmlType::kQ2_K: return f16_finite(load<BlockQ2_K>(p).d) && f16_finite(load<BlockQ2_K>(p).dmin);
-    case GgmlType::kQ3_K: return f16_finite(load<BlockQ3_K>(p).d);
-    case GgmlType::kQ6_K: return f16_finite(load<BlockQ6_K>(p).d);
-    case GgmlType::kMXFP4: return *p < 254;  // 12 * 2^(254 - 128) overflows; 255 is NaN in the OCP format
+    case GgmlType::kF32: return all_below<uint32_t>(row, cols, 0x7f800000u);
+    case GgmlType::kF16: return all_below<uint16_t>(row, cols, 0x7c00u);
+    case GgmlType::kBF16: return all_below<uint16_t>(row, cols, 0x7f80u);
+    default: break;
   }
-  return false;
+  const TypeShape shape = type_shape(type);
+  for (int i = 0; i < cols / shape.values; ++i, row += shape.bytes) {
+    if (!block_finite(type, row)) return false;
+  }
+  return true;
 }
 
 }  // namespace spola

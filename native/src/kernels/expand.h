@@ -28,7 +28,7 @@ bool has_min(GgmlType type);
 // Decodes the block at `block`. `min` is set only where the type has mins.
 void expand_block(GgmlType type, const uint8_t* block, Expanded* out);
 
-// Whether all scales and mins of the block are finite, and so are the values they give.
-bool block_finite(GgmlType type, const uint8_t* block);
+// Whether all scales, mins and floats of a row of `cols` values are finite, and so is what they give.
+bool row_finite(GgmlType type, const uint8_t* row, int cols);
 
 }  // namespace spola

@@ -18,17 +18,12 @@ struct ToBlock {
   static void move(uint8_t* tile, uint8_t* block, size_t n) { std::memcpy(block, tile, n); }
 };
 
-template <class Field>
-uint8_t* bytes_of(Field& field) {
-  return reinterpret_cast<uint8_t*>(&field);
-}
-
 // Place of the dword of `lane` in group j of the groups at p.
 uint8_t* group(uint8_t* p, int j, int lane) { return p + j * kGroupBytes + lane * 4; }
 
 template <class Way>
 void move_half(uint8_t* plane, int lane, half_bits& h) {
-  Way::move(plane + lane * 2, bytes_of(h), 2);
+  Way::move(plane + lane * 2, reinterpret_cast<uint8_t*>(&h), 2);
 }
 
 template <class Way>
@@ -36,17 +31,42 @@ void move_groups(uint8_t* p, int n, int lane, uint8_t* qs) {
   for (int j = 0; j < n; ++j) Way::move(group(p, j, lane), qs + j * 4, 4);
 }
 
-// Fifth bits: of GGUF bit k % 8 of byte k / 8, in a tile bit k / 4 of byte k % 4.
+// Bits of even index to the lower half, odd to the upper; and back (the perfect shuffle).
+uint32_t unshuffle(uint32_t x) {
+  uint32_t t = (x ^ (x >> 1)) & 0x22222222u;
+  x ^= t ^ (t << 1);
+  t = (x ^ (x >> 2)) & 0x0c0c0c0cu;
+  x ^= t ^ (t << 2);
+  t = (x ^ (x >> 4)) & 0x00f000f0u;
+  x ^= t ^ (t << 4);
+  t = (x ^ (x >> 8)) & 0x0000ff00u;
+  return x ^ t ^ (t << 8);
+}
+uint32_t shuffle(uint32_t x) {
+  uint32_t t = (x ^ (x >> 8)) & 0x0000ff00u;
+  x ^= t ^ (t << 8);
+  t = (x ^ (x >> 4)) & 0x00f000f0u;
+  x ^= t ^ (t << 4);
+  t = (x ^ (x >> 2)) & 0x0c0c0c0cu;
+  x ^= t ^ (t << 2);
+  t = (x ^ (x >> 1)) & 0x22222222u;
+  return x ^ t ^ (t << 1);
+}
+
+// Fifth bits: of value k in a block bit k, in a tile bit k / 4 of byte k % 4. That rotates the five bits of
+// the index by two.
 void plane_to_tile(const uint8_t* qh, uint8_t* dword) {
-  uint8_t out[4] = {};
-  for (int k = 0; k < 32; ++k) out[k % 4] |= static_cast<uint8_t>(((qh[k / 8] >> (k % 8)) & 1) << (k / 4));
-  std::memcpy(dword, out, 4);
+  uint32_t bits;
+  std::memcpy(&bits, qh, 4);
+  bits = unshuffle(unshuffle(bits));
+  std::memcpy(dword, &bits, 4);
 }
 
 void plane_to_block(const uint8_t* dword, uint8_t* qh) {
-  uint8_t out[4] = {};
-  for (int k = 0; k < 32; ++k) out[k / 8] |= static_cast<uint8_t>(((dword[k % 4] >> (k / 4)) & 1) << (k % 8));
-  std::memcpy(qh, out, 4);
+  uint32_t bits;
+  std::memcpy(&bits, dword, 4);
+  bits = shuffle(shuffle(bits));
+  std::memcpy(qh, &bits, 4);
 }
 
 template <class Way>
@@ -110,7 +130,12 @@ template <class Way>
 void move_k_plane(uint8_t* dword, uint8_t* qh, int s) {
   uint8_t bits[4] = {};
   if constexpr (std::is_same_v<Way, ToTile>) {
-    for (int i = 0; i < 32; ++i) bits[i / 8] |= static_cast<uint8_t>(((qh[i] >> s) & 1) << (i % 8));
+    for (int i = 0; i < 4; ++i) {
+      uint64_t eight;
+      std::memcpy(&eight, qh + i * 8, 8);
+      // Bit s of byte j lands in bit j of the top byte.
+      bits[i] = static_cast<uint8_t>((((eight >> s) & 0x0101010101010101u) * 0x0102040810204080u) >> 56);
+    }
     plane_to_tile(bits, dword);
   } else {
     plane_to_block(dword, bits);
@@ -137,7 +162,7 @@ template <class Way>
 void move_block(uint8_t* t, int lane, BlockQ6_K& b) {
   move_half<Way>(t + u6k::kD, lane, b.d);
   for (int i = 0; i < 8; ++i) {
-    Way::move(t + u6k::kScales + i * 32 + lane * 2, bytes_of(b.scales) + i * 2, 2);
+    Way::move(t + u6k::kScales + i * 32 + lane * 2, reinterpret_cast<uint8_t*>(b.scales) + i * 2, 2);
   }
   for (int h = 0; h < 2; ++h) {
     uint8_t* half = t + u6k::kHalves + h * u6k::kHalfBytes;
@@ -202,10 +227,9 @@ GgmlType type_of(Scheme scheme) {
 }
 
 struct GenericShape {
-  int group;   // values of k per record
+  int group;  // values of k per record
   bool min;
-  int bytes;
-  int codes;   // offset of the groups
+  int bytes, codes;  // of a record; offset of its groups
 };
 
 GenericShape generic_shape(Scheme scheme) {
@@ -267,6 +291,7 @@ void decode_block_row(Scheme scheme, const uint8_t* tile, int lane, int cols, fl
   const GgmlType type = type_of(scheme);
   const RecordShape shape = record_shape(scheme);
   const int group = group_of(type);
+  const bool min = has_min(type);
   for (int i = 0; i < cols / shape.cols; ++i, out += shape.cols) {
     uint8_t block[kMaxBlockBytes];
     auto* record = const_cast<uint8_t*>(tile) + static_cast<size_t>(i) * static_cast<size_t>(shape.bytes);
@@ -275,17 +300,9 @@ void decode_block_row(Scheme scheme, const uint8_t* tile, int lane, int cols, fl
     expand_block(type, block, &e);
     for (int k = 0; k < shape.cols; ++k) {
       const float product = e.scale[k / group] * static_cast<float>(e.code[k]);
-      out[k] = has_min(type) ? product + e.min[k / group] : product;
+      out[k] = min ? product + e.min[k / group] : product;
     }
   }
-}
-
-bool row_finite(GgmlType type, const uint8_t* row, int cols) {
-  const TypeShape shape = type_shape(type);
-  for (int i = 0; i < cols / shape.values; ++i, row += shape.bytes) {
-    if (!block_finite(type, row)) return false;
-  }
-  return true;
 }
 
 const uint8_t* tile_of(Scheme scheme, const uint8_t* packed, int64_t row, int cols) {
@@ -339,14 +356,24 @@ size_t packed_bytes(Scheme scheme, int64_t rows, int cols) {
 }
 
 bool pack_tile(GgmlType type, Scheme scheme, const uint8_t* const rows[kTileRows], int cols, uint8_t* tile) {
-  std::memset(tile, 0, tile_bytes(scheme, cols));
   for (int lane = 0; lane < kTileRows; ++lane) {
-    if (rows[lane] == nullptr) continue;
-    if (!row_finite(type, rows[lane], cols)) return false;
-    if (is_lossless(scheme)) {
-      move_lossless<ToTile>(scheme, tile, lane, cols, const_cast<uint8_t*>(rows[lane]));
-    } else {
-      pack_generic_row(type, scheme, rows[lane], cols, lane, tile);
+    if (rows[lane] != nullptr && !row_finite(type, rows[lane], cols)) return false;
+  }
+  std::memset(tile, 0, tile_bytes(scheme, cols));
+  // In pieces that stay in cache while the lanes are filled one after the other.
+  const RecordShape record = record_shape(scheme);
+  const int piece = 256;
+  for (int k = 0; k < cols; k += piece) {
+    const int n = cols - k < piece ? cols - k : piece;
+    for (int lane = 0; lane < kTileRows; ++lane) {
+      if (rows[lane] == nullptr) continue;
+      const uint8_t* from = rows[lane] + row_bytes(type, k);
+      uint8_t* to = tile + static_cast<size_t>(k / record.cols) * static_cast<size_t>(record.bytes);
+      if (is_lossless(scheme)) {
+        move_lossless<ToTile>(scheme, to, lane, n, const_cast<uint8_t*>(from));
+      } else {
+        pack_generic_row(type, scheme, from, n, lane, to);
+      }
     }
   }
   return true;
