@@ -17,8 +17,14 @@ namespace {
 constexpr int kMostRows = 64;
 
 struct Inputs {
-  explicit Inputs(int k) : f(size_t(kMostRows) * size_t(k)), q8(f.size()), d8(f.size() / 32), s8(f.size() / 32),
-                           h8(f.size() / 16), q16(f.size()), d16(kMostRows) {
+  explicit Inputs(int k)
+      : f(size_t(kMostRows) * size_t(k)),
+        q8(f.size()),
+        d8(f.size() / 32),
+        s8(f.size() / 32),
+        h8(f.size() / 16),
+        q16(f.size()),
+        d16(kMostRows) {
     check::Random random(5);
     for (float& x : f) x = random.value();
     for (int r = 0; r < kMostRows; ++r) {
@@ -37,11 +43,13 @@ struct Inputs {
 };
 
 // Seconds of one pass over the matrix with m activation rows.
-double pass(TileKernel kernel, const check::Buffer<uint8_t>& packed, size_t tile, const Activations& a, int m) {
+double pass(TileKernel kernel, const check::Buffer<uint8_t>& packed, size_t tile, const Activations& a,
+            int m) {
   float out[kMaxRows * kTileRows];
   const auto start = std::chrono::steady_clock::now();
   for (size_t t = 0; t + tile <= packed.size(); t += tile) {
-    for (int r = 0; r < m; r += kMaxRows) kernel(packed.data() + t, a, r, m - r < kMaxRows ? m - r : kMaxRows, out);
+    for (int r = 0; r < m; r += kMaxRows)
+      kernel(packed.data() + t, a, r, m - r < kMaxRows ? m - r : kMaxRows, out);
   }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -56,10 +64,15 @@ void measure(const Kernels& kernels, const blocks::NamedType& type, bool precise
   check::Random random(6);
   std::vector<std::vector<uint8_t>> source;
   const uint8_t* rows[kTileRows];
-  for (int i = 0; i < kTileRows; ++i) source.push_back(blocks::make_row(type.type, k, blocks::Fill::kTypical, random));
+  for (int i = 0; i < kTileRows; ++i)
+    source.push_back(blocks::make_row(type.type, k, blocks::Fill::kTypical, random));
   for (int i = 0; i < kTileRows; ++i) rows[i] = source[size_t(i)].data();
-  for (size_t t = 0; t + tile <= packed.size(); t += tile) pack_tile(type.type, scheme, rows, k, packed.data() + t);
-  std::printf("%-7s %-5s", type.name, format == ActFormat::kF32 ? "f32" : format == ActFormat::kA8 ? "a8" : "a16");
+  for (size_t t = 0; t + tile <= packed.size(); t += tile)
+    pack_tile(type.type, scheme, rows, k, packed.data() + t);
+  std::printf("%-7s %-5s", type.name,
+              format == ActFormat::kF32  ? "f32"
+              : format == ActFormat::kA8 ? "a8"
+                                         : "a16");
   for (int m : {1, 2, 3, 4, 16, 64}) {
     double best = 1e9;
     for (int i = 0; i < 12; ++i) {
@@ -82,8 +95,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: spola_linear_bench [scalar|avx2 [N [K, a multiple of 256]]]\n");
     return 2;
   }
-  std::printf("%s, N %d, K %d, GMAC/s\n%-13s %7s %14s %7s %7s %7s %7s\n", kernels->isa, n, k, "", "m=1", "", "2", "3",
-              "4", "16 / 64");
+  std::printf("%s, N %d, K %d, GMAC/s\n%-13s %7s %14s %7s %7s %7s %7s\n", kernels->isa, n, k, "", "m=1", "",
+              "2", "3", "4", "16 / 64");
   const Inputs in(k);
   for (const blocks::NamedType& t : blocks::kAll) {
     measure(*kernels, t, false, n, in);

@@ -7,11 +7,11 @@ namespace blocks {
 using namespace spola;
 
 const NamedType kAll[16] = {
-    {GgmlType::kF32, "F32"},       {GgmlType::kF16, "F16"},       {GgmlType::kBF16, "BF16"},
-    {GgmlType::kQ4_0, "Q4_0"},     {GgmlType::kQ4_1, "Q4_1"},     {GgmlType::kQ5_0, "Q5_0"},
-    {GgmlType::kQ5_1, "Q5_1"},     {GgmlType::kQ8_0, "Q8_0"},     {GgmlType::kQ2_K, "Q2_K"},
-    {GgmlType::kQ3_K, "Q3_K"},     {GgmlType::kQ4_K, "Q4_K"},     {GgmlType::kQ5_K, "Q5_K"},
-    {GgmlType::kQ6_K, "Q6_K"},     {GgmlType::kIQ4_NL, "IQ4_NL"}, {GgmlType::kIQ4_XS, "IQ4_XS"},
+    {GgmlType::kF32, "F32"},     {GgmlType::kF16, "F16"},       {GgmlType::kBF16, "BF16"},
+    {GgmlType::kQ4_0, "Q4_0"},   {GgmlType::kQ4_1, "Q4_1"},     {GgmlType::kQ5_0, "Q5_0"},
+    {GgmlType::kQ5_1, "Q5_1"},   {GgmlType::kQ8_0, "Q8_0"},     {GgmlType::kQ2_K, "Q2_K"},
+    {GgmlType::kQ3_K, "Q3_K"},   {GgmlType::kQ4_K, "Q4_K"},     {GgmlType::kQ5_K, "Q5_K"},
+    {GgmlType::kQ6_K, "Q6_K"},   {GgmlType::kIQ4_NL, "IQ4_NL"}, {GgmlType::kIQ4_XS, "IQ4_XS"},
     {GgmlType::kMXFP4, "MXFP4"},
 };
 
@@ -51,7 +51,8 @@ std::vector<uint8_t> make_float_row(GgmlType type, int cols, check::Random& r) {
   if (type == GgmlType::kF32) return bytes_of(f);
   std::vector<uint16_t> h;
   for (float x : f) {
-    h.push_back(type == GgmlType::kF16 ? f32_to_f16_bits(x) : static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16));
+    h.push_back(type == GgmlType::kF16 ? f32_to_f16_bits(x)
+                                       : static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16));
   }
   return bytes_of(h);
 }
@@ -78,7 +79,8 @@ std::vector<uint8_t> make_row(GgmlType type, int cols, Fill fill, check::Random&
       row[at] = static_cast<uint8_t>(tiny ? r.below(3) : 110 + r.below(20));
     }
     // Sub-block scales must not vanish when all code bits are 0.
-    if (type == GgmlType::kQ6_K && (fill == Fill::kLowest || fill == Fill::kHighest)) std::memset(&row[at + 192], 0x80, 16);
+    if (type == GgmlType::kQ6_K && (fill == Fill::kLowest || fill == Fill::kHighest))
+      std::memset(&row[at + 192], 0x80, 16);
     if (type == GgmlType::kQ4_K || type == GgmlType::kQ5_K) {
       if (fill == Fill::kLowest) std::memset(&row[at + 4], 0xff, 12);
     }

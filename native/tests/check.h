@@ -20,12 +20,12 @@ Totals& totals();
 bool expect(bool ok, const char* what, const char* file, int line);
 
 #define CHECK(condition) check::expect((condition), #condition, __FILE__, __LINE__)
-#define CHECK_MSG(condition, ...)                                 \
-  do {                                                            \
-    if (!CHECK(condition) && check::totals().failures <= 20) {    \
-      std::fprintf(stderr, "    " __VA_ARGS__);                   \
-      std::fputc('\n', stderr);                                   \
-    }                                                             \
+#define CHECK_MSG(condition, ...)                              \
+  do {                                                         \
+    if (!CHECK(condition) && check::totals().failures <= 20) { \
+      std::fprintf(stderr, "    " __VA_ARGS__);                \
+      std::fputc('\n', stderr);                                \
+    }                                                          \
   } while (0)
 
 // SplitMix64.

@@ -85,13 +85,17 @@ class Problem {
     const int b = position / kBlock - c_.first_block;
     return load(v_[size_t(b)], c_.v_type, size_t(position % kBlock) * size_t(c_.v_dim) + size_t(d));
   }
-  float q(int r, int g, int d) const { return q_[size_t(r) * args_.q_stride + size_t(g) * size_t(c_.k_dim) + size_t(d)]; }
+  float q(int r, int g, int d) const {
+    return q_[size_t(r) * args_.q_stride + size_t(g) * size_t(c_.k_dim) + size_t(d)];
+  }
 
  private:
   static void store(check::Buffer<uint8_t>& to, KvType type, size_t i, float x) {
     const uint16_t h = f32_to_f16_bits(x);
-    if (type == KvType::kF16) std::memcpy(to.data() + i * 2, &h, 2);
-    else std::memcpy(to.data() + i * 4, &x, 4);
+    if (type == KvType::kF16)
+      std::memcpy(to.data() + i * 2, &h, 2);
+    else
+      std::memcpy(to.data() + i * 4, &x, 4);
   }
   static float load(const check::Buffer<uint8_t>& from, KvType type, size_t i) {
     uint16_t h;
@@ -109,8 +113,8 @@ class Problem {
 };
 
 // The result of one head in f64, and how far f32 may be from it. A score is off by k_dim + 2 roundings of
-// its terms (a soft cap has slope at most 1 and adds tanh's error), a weight by exp's error and, per block, that
-// of the correction; the sums over positions add one rounding per position.
+// its terms (a soft cap has slope at most 1 and adds tanh's error), a weight by exp's error and, per block,
+// that of the correction; the sums over positions add one rounding per position.
 void check_exact(const Case& c, const Problem& p, int r, int g, const float* out) {
   const int low = p.args().low[r], high = p.args().high[r];
   std::vector<double> s;
@@ -151,8 +155,8 @@ void check_case(const Case& c, check::Random& random) {
   Problem p(c, random);
   const std::vector<float> want = p.run(*scalar_kernels()), got = p.run(*select_kernels(""));
   for (size_t i = 0; i < want.size(); ++i) {
-    CHECK_MSG(check::same(want[i], got[i]), "rows %d heads %d k %d v %d blocks %d at %zu: %a, twin %a", c.rows, c.heads,
-              c.k_dim, c.v_dim, c.blocks, i, double(got[i]), double(want[i]));
+    CHECK_MSG(check::same(want[i], got[i]), "rows %d heads %d k %d v %d blocks %d at %zu: %a, twin %a",
+              c.rows, c.heads, c.k_dim, c.v_dim, c.blocks, i, double(got[i]), double(want[i]));
   }
   const size_t per_row = size_t(c.heads) * size_t(c.v_dim + 2);
   for (int r = 0; r < c.rows; ++r) {
@@ -199,7 +203,8 @@ void check_rope(int half, bool interleaved, check::Random& random) {
     if (i >= size_t(half) * 2) CHECK(a[i] == x[i]);
   }
   for (int i = 0; i < half; ++i) {
-    const size_t p = size_t(interleaved ? 2 * i : i), o = interleaved ? p + 1 : p + size_t(half), j = size_t(i);
+    const size_t p = size_t(interleaved ? 2 * i : i), o = interleaved ? p + 1 : p + size_t(half),
+                 j = size_t(i);
     const double u = double(x[p]) * c[j] - double(x[o]) * s[j], v = double(x[p]) * s[j] + double(x[o]) * c[j];
     const double magnitude = std::fabs(x[p]) + std::fabs(x[o]);  // two roundings each
     CHECK(std::fabs(a[p] - u) <= 2 * kUnit * magnitude && std::fabs(a[o] - v) <= 2 * kUnit * magnitude);

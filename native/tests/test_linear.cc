@@ -16,12 +16,22 @@ enum class Rows { kRandom, kAllLow, kAllHigh, kAlternating };
 class Inputs {
  public:
   Inputs(int k, int rows, Rows kind, size_t offset, check::Random& random)
-      : f32_(size(rows, k, 1), offset), q8_(size(rows, k, 1), offset), d8_(size(rows, k, kBlock), offset),
-        s8_(size(rows, k, kBlock), offset), h8_(size(rows, k, 16), offset), q16_(size(rows, k, 1), offset),
+      : f32_(size(rows, k, 1), offset),
+        q8_(size(rows, k, 1), offset),
+        d8_(size(rows, k, kBlock), offset),
+        s8_(size(rows, k, kBlock), offset),
+        h8_(size(rows, k, 16), offset),
+        q16_(size(rows, k, 1), offset),
         d16_(size(rows, 1, 1), offset) {
     for (size_t i = 0; i < f32_.size(); ++i) f32_[i] = value(kind, i, random);
-    act_ = {.k = k, .f32 = f32_.data(), .q8 = q8_.data(), .d8 = d8_.data(), .s8 = s8_.data(), .h8 = h8_.data(),
-            .q16 = q16_.data(), .d16 = d16_.data()};
+    act_ = {.k = k,
+            .f32 = f32_.data(),
+            .q8 = q8_.data(),
+            .d8 = d8_.data(),
+            .s8 = s8_.data(),
+            .h8 = h8_.data(),
+            .q16 = q16_.data(),
+            .d16 = d16_.data()};
     if (k % kBlock != 0) return;
     const Kernels* scalar = scalar_kernels();
     for (int r = 0; r < rows; ++r) {
@@ -41,7 +51,9 @@ class Inputs {
   }
 
  private:
-  static size_t size(int rows, int k, int per) { return static_cast<size_t>(rows) * static_cast<size_t>(k) / static_cast<size_t>(per); }
+  static size_t size(int rows, int k, int per) {
+    return static_cast<size_t>(rows) * static_cast<size_t>(k) / static_cast<size_t>(per);
+  }
 
   static float value(Rows kind, size_t i, check::Random& random) {
     switch (kind) {
@@ -63,10 +75,10 @@ class Inputs {
 struct Case {
   blocks::NamedType type;
   bool precise;
-  int k, n;          // n: output rows in the tile, the others are padding
+  int k, n;  // n: output rows in the tile, the others are padding
   Fill fill;
   Rows rows;
-  size_t offset;     // elements past alignment
+  size_t offset;  // elements past alignment
 };
 
 struct Tile {
@@ -88,10 +100,12 @@ struct Exact {
   double value = 0, magnitude = 0;
 };
 
-Exact exact_product(const Case& c, ActFormat format, const std::vector<uint8_t>& row, const Inputs& in, int r) {
+Exact exact_product(const Case& c, ActFormat format, const std::vector<uint8_t>& row, const Inputs& in,
+                    int r) {
   Exact e;
   const TypeShape shape = type_shape(c.type.type);
-  const std::vector<float> floats = shape.values == 1 ? blocks::decode(c.type.type, row, c.k) : std::vector<float>{};
+  const std::vector<float> floats =
+      shape.values == 1 ? blocks::decode(c.type.type, row, c.k) : std::vector<float>{};
   Expanded x;
   const int group = group_of(c.type.type);
   for (int k = 0; k < c.k; ++k) {
@@ -139,8 +153,9 @@ void check_case(const Case& c, check::Random& random) {
       best->tile[s][f](tile.bytes.data(), in.act(), row0, rows, got.data());
       for (int i = 0; i < (kMaxRows + 1) * kTileRows; ++i) {
         const float expected = i < rows * kTileRows ? want[row0 + i / kTileRows][i % kTileRows] : -77.0f;
-        CHECK_MSG(check::same(got[static_cast<size_t>(i)], expected), "%s precise %d k %d rows %d row0 %d at %d: %a, twin %a",
-                  c.type.name, c.precise, c.k, rows, row0, i, double(got[static_cast<size_t>(i)]), double(expected));
+        CHECK_MSG(check::same(got[static_cast<size_t>(i)], expected),
+                  "%s precise %d k %d rows %d row0 %d at %d: %a, twin %a", c.type.name, c.precise, c.k, rows,
+                  row0, i, double(got[static_cast<size_t>(i)]), double(expected));
       }
     }
   }
@@ -150,16 +165,17 @@ void check_case(const Case& c, check::Random& random) {
       continue;
     }
     const Exact e = exact_product(c, format, tile.source[static_cast<size_t>(lane)], in, 1);
-    CHECK_MSG(std::fabs(want[1][lane] - e.value) <= bound(c, e), "%s precise %d k %d lane %d: %g, f64 %.9g, bound %g",
-              c.type.name, c.precise, c.k, lane, double(want[1][lane]), e.value, bound(c, e));
+    CHECK_MSG(std::fabs(want[1][lane] - e.value) <= bound(c, e),
+              "%s precise %d k %d lane %d: %g, f64 %.9g, bound %g", c.type.name, c.precise, c.k, lane,
+              double(want[1][lane]), e.value, bound(c, e));
   }
 }
 
 void check_type(const blocks::NamedType& t, bool precise, check::Random& random) {
   const int block = type_shape(t.type).values;
-  const std::vector<int> lengths = block == 1     ? std::vector<int>{1, 3, 4, 7, 33, 64, 129}
-                                   : block == 32  ? std::vector<int>{32, 64, 96, 160, 576}
-                                                  : std::vector<int>{256, 512, 768};
+  const std::vector<int> lengths = block == 1    ? std::vector<int>{1, 3, 4, 7, 33, 64, 129}
+                                   : block == 32 ? std::vector<int>{32, 64, 96, 160, 576}
+                                                 : std::vector<int>{256, 512, 768};
   for (int k : lengths) {
     for (int n : {16, 5}) check_case({t, precise, k, n, Fill::kRandom, Rows::kRandom, 0}, random);
     check_case({t, precise, k, 16, Fill::kRandom, Rows::kRandom, 1}, random);

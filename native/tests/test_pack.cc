@@ -24,7 +24,8 @@ Matrix make_matrix(GgmlType type, Scheme scheme, int n, int cols, check::Random&
     for (int i = 0; i < kTileRows && t * kTileRows + i < n; ++i) {
       rows[i] = m.rows[static_cast<size_t>(t * kTileRows + i)].data();
     }
-    CHECK(pack_tile(type, scheme, rows, cols, m.packed.data() + static_cast<size_t>(t) * tile_bytes(scheme, cols)));
+    CHECK(pack_tile(type, scheme, rows, cols,
+                    m.packed.data() + static_cast<size_t>(t) * tile_bytes(scheme, cols)));
   }
   return m;
 }

@@ -7,8 +7,8 @@ using namespace spola;
 
 namespace {
 
-constexpr double kUnit = 0x1p-24;        // half a unit in the last place of 1: one rounding
-constexpr double kExpError = 1.7e-7;     // peak relative error that Cephes states for its expf
+constexpr double kUnit = 0x1p-24;     // half a unit in the last place of 1: one rounding
+constexpr double kExpError = 1.7e-7;  // peak relative error that Cephes states for its expf
 
 constexpr int kLengths[] = {1, 2, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 63, 64, 65, 100, 576, 1000};
 
@@ -103,12 +103,16 @@ void check_norms(int n, check::Random& random) {
   double squares = 0, sum = 0, centred = 0;
   for (float v : x) squares += double(v) * v, sum += v;
   for (float v : x) centred += (v - sum / n) * (v - sum / n);
-  const double root = 1 / std::sqrt(squares / n + double(eps)), spread = 1 / std::sqrt(centred / n + double(eps));
-  const auto rms = check_equal(n, [&](const Kernels& k, float* y) { k.rms_norm(x.data(), w.data(), eps, n, y); });
-  const auto layer = check_equal(n, [&](const Kernels& k, float* y) { k.layer_norm(x.data(), w.data(), b.data(), eps, n, y); });
+  const double root = 1 / std::sqrt(squares / n + double(eps)),
+               spread = 1 / std::sqrt(centred / n + double(eps));
+  const auto rms =
+      check_equal(n, [&](const Kernels& k, float* y) { k.rms_norm(x.data(), w.data(), eps, n, y); });
+  const auto layer = check_equal(
+      n, [&](const Kernels& k, float* y) { k.layer_norm(x.data(), w.data(), b.data(), eps, n, y); });
   // sum16 adds n / 16 terms to a lane and then four levels; a few roundings more for what goes in and out.
   const double steps = n / 16 + 8;
-  const double drift = steps * kUnit * std::sqrt(squares / n);  // of mu: mean |x| is at most the root mean square
+  const double drift =
+      steps * kUnit * std::sqrt(squares / n);  // of mu: mean |x| is at most the root mean square
   for (int i = 0; i < n; ++i) {
     const size_t j = static_cast<size_t>(i);
     const double want = x[j] * root * w[j];
@@ -133,15 +137,17 @@ void check_gated(int n, check::Random& random) {
   std::vector<float> gate = random_row(n, random), up = random_row(n, random);
   for (float& g : gate) g *= 4;
   gate[static_cast<size_t>(random.below(n))] = random.symmetric(300);
-  const auto silu = check_equal(n, [&](const Kernels& k, float* y) { k.silu_mul(gate.data(), up.data(), n, y); });
-  const auto gelu = check_equal(n, [&](const Kernels& k, float* y) { k.gelu_tanh_mul(gate.data(), up.data(), n, y); });
+  const auto silu =
+      check_equal(n, [&](const Kernels& k, float* y) { k.silu_mul(gate.data(), up.data(), n, y); });
+  const auto gelu =
+      check_equal(n, [&](const Kernels& k, float* y) { k.gelu_tanh_mul(gate.data(), up.data(), n, y); });
   for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
     const double g = gate[i];
     const double s = g / (1 + std::exp(-g)) * up[i];  // roundings: sum, quotient, product
     CHECK(std::fabs(silu[i] - s) <= (kExpError + 3 * kUnit) * std::fabs(s) + 1e-34);
     const double e = 0.5 * g * (1 + std::tanh(0.7978845608 * (g + 0.044715 * g * g * g))) * up[i];
-    // h * tanh + h cancels for negative x, so the error is relative to h: of exp, of four roundings in u (whose
-    // slope through tanh is below 1), of three in tanh, of two after it.
+    // h * tanh + h cancels for negative x, so the error is relative to h: of exp, of four roundings in u
+    // (whose slope through tanh is below 1), of three in tanh, of two after it.
     CHECK(std::fabs(gelu[i] - e) <= (kExpError + 9 * kUnit) * std::fabs(0.5 * g * up[i]) + 1e-34);
   }
   for (const Kernels* k : {scalar_kernels(), select_kernels("")}) {  // output over an input
@@ -157,7 +163,8 @@ void check_gated(int n, check::Random& random) {
 void check_exp() {
   std::vector<float> x;
   for (float v = -90; v < 90; v += 0.0173f) x.push_back(v);
-  for (float v : {0.0f, -0.0f, 1e-30f, -1e-30f, -87.33654f, 88.0f, 88.1f, 1e30f, -1e30f, INFINITY, -INFINITY, NAN}) {
+  for (float v :
+       {0.0f, -0.0f, 1e-30f, -1e-30f, -87.33654f, 88.0f, 88.1f, 1e30f, -1e30f, INFINITY, -INFINITY, NAN}) {
     x.push_back(v);
   }
   x.push_back(std::nextafter(-87.33654f, -100.0f));
@@ -169,7 +176,8 @@ void check_exp() {
       continue;
     }
     const double want = x[i] < -87.33654f ? 0 : std::exp(std::fmin(x[i], 88.0));
-    CHECK_MSG(std::fabs(y[i] - want) <= kExpError * want + 0x1p-149, "exp(%g) = %g", double(x[i]), double(y[i]));
+    CHECK_MSG(std::fabs(y[i] - want) <= kExpError * want + 0x1p-149, "exp(%g) = %g", double(x[i]),
+              double(y[i]));
   }
 }
 
@@ -214,7 +222,8 @@ void check_half_store(check::Random& random) {
     scalar_kernels()->f32_to_f16(x.data(), n, a.data());
     select_kernels("")->f32_to_f16(x.data(), n, b.data());
     CHECK(a == b && a[static_cast<size_t>(n)] == 7);
-    for (int i = 0; i < n; ++i) CHECK(a[static_cast<size_t>(i)] == f32_to_f16_bits(x[static_cast<size_t>(i)]));
+    for (int i = 0; i < n; ++i)
+      CHECK(a[static_cast<size_t>(i)] == f32_to_f16_bits(x[static_cast<size_t>(i)]));
   }
 }
 

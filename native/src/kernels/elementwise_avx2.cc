@@ -38,7 +38,9 @@ void f32_to_f16(const float* x, int n, uint16_t* y) {
 }
 
 void exp_many(const float* x, int n, float* y) {
-  each8(n, [&](auto step, long i, __m256i mask) { store_step(step, y + i, mask, exp8(load_step(step, x + i, mask))); });
+  each8(n, [&](auto step, long i, __m256i mask) {
+    store_step(step, y + i, mask, exp8(load_step(step, x + i, mask)));
+  });
 }
 
 float max_many(const float* x, int n) {

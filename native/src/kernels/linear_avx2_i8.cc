@@ -20,7 +20,8 @@ struct RowsA16 {
 
 // sum += w * a for pairs of int16, 16 rows, columns q[r] + at and at + 1.
 template <bool First, int MR>
-SPOLA_INLINE void pair_add(__m256i (&sum)[MR][2], __m256i w0, __m256i w1, const int16_t* const (&q)[MR], long at) {
+SPOLA_INLINE void pair_add(__m256i (&sum)[MR][2], __m256i w0, __m256i w1, const int16_t* const (&q)[MR],
+                           long at) {
 #pragma GCC unroll 4
   for (int r = 0; r < MR; ++r) {
     const __m256i b = bcast4(q[r] + at);
@@ -37,7 +38,8 @@ template <bool Natural>
 SPOLA_INLINE __m256i load_codes(const uint8_t* p) {
   const __m256i w = load256(p);
   if constexpr (!Natural) return w;
-  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
+  const __m256i order =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
   return _mm256_shuffle_epi8(w, order);
 }
 
@@ -46,7 +48,8 @@ template <int Groups, bool Natural, int MR>
 SPOLA_INLINE void dot_a16(__m256i (&sum)[MR][2], const uint8_t* qs, const int16_t* const (&q)[MR], long at) {
 #pragma GCC unroll 8
   for (int j = 0; j < Groups; ++j) {
-    const __m256i w0 = load_codes<Natural>(qs + j * kGroupBytes), w1 = load_codes<Natural>(qs + j * kGroupBytes + 32);
+    const __m256i w0 = load_codes<Natural>(qs + j * kGroupBytes),
+                  w1 = load_codes<Natural>(qs + j * kGroupBytes + 32);
     const __m256i even0 = _mm256_srai_epi16(_mm256_slli_epi16(w0, 8), 8);
     const __m256i even1 = _mm256_srai_epi16(_mm256_slli_epi16(w1, 8), 8);
     if (j == 0) {
@@ -147,7 +150,8 @@ struct Generic {
   }
 
   template <int MR>
-  static SPOLA_INLINE void dot_a8(__m256i (&sum)[MR][2], const uint8_t* qs, const int8_t* const (&q)[MR], long at) {
+  static SPOLA_INLINE void dot_a8(__m256i (&sum)[MR][2], const uint8_t* qs, const int8_t* const (&q)[MR],
+                                  long at) {
 #pragma GCC unroll 8
     for (int j = 0; j < Group / 4; ++j) {
       const __m256i w0 = load256(qs + j * kGroupBytes), w1 = load256(qs + j * kGroupBytes + 32);

@@ -11,7 +11,8 @@ namespace {
 
 // Dot of 32 columns whose low nibbles are columns 0..15 and high nibbles 16..31.
 template <int MR>
-SPOLA_INLINE void dot_split(__m256i (&chain)[MR][2], const uint8_t* qs, const int8_t* const (&q)[MR], long at) {
+SPOLA_INLINE void dot_split(__m256i (&chain)[MR][2], const uint8_t* qs, const int8_t* const (&q)[MR],
+                            long at) {
   const __m256i low = _mm256_set1_epi8(15);
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
@@ -30,7 +31,8 @@ SPOLA_INLINE void dot_split(__m256i (&chain)[MR][2], const uint8_t* qs, const in
 
 // Dot of 32 columns that are all in the low (Shift 0) or high (Shift 4) nibbles of eight groups.
 template <int Shift, int MR>
-SPOLA_INLINE void dot_plane(__m256i (&chain)[MR][2], const uint8_t* qs, const int8_t* const (&q)[MR], long at) {
+SPOLA_INLINE void dot_plane(__m256i (&chain)[MR][2], const uint8_t* qs, const int8_t* const (&q)[MR],
+                            long at) {
   const __m256i low = _mm256_set1_epi8(15);
 #pragma GCC unroll 8
   for (int j = 0; j < 8; ++j) {
@@ -73,8 +75,9 @@ void u4s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
 
 // acc = fma(scale * da, float(i), acc), then fma(min, s, acc).
 template <int MR>
-SPOLA_INLINE void add_scale_min(Accumulators<MR>& acc, const __m256i (&chain)[MR][2], const __m256 (&scale)[2],
-                                const __m256 (&min)[2], const RowsA8<MR>& rows, long b) {
+SPOLA_INLINE void add_scale_min(Accumulators<MR>& acc, const __m256i (&chain)[MR][2],
+                                const __m256 (&scale)[2], const __m256 (&min)[2], const RowsA8<MR>& rows,
+                                long b) {
 #pragma GCC unroll 4
   for (int r = 0; r < MR; ++r) {
     const __m256 da = _mm256_broadcast_ss(rows.d[r] + b), s = _mm256_broadcast_ss(rows.s[r] + b);

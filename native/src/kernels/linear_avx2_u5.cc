@@ -26,12 +26,16 @@ SPOLA_INLINE __m256i nibbles(const uint8_t* p) {
 
 // sum[r] (+)= dot of columns 4 First .. 4 First + 15; group First + i is the nibbles at qs + i groups.
 template <int First, int Shift, int MR>
-SPOLA_INLINE void dot16(__m256i (&sum)[MR], const uint8_t* qs, __m256i plane, const int8_t* const (&q)[MR], long at) {
+SPOLA_INLINE void dot16(__m256i (&sum)[MR], const uint8_t* qs, __m256i plane, const int8_t* const (&q)[MR],
+                        long at) {
   __m256i chain[MR];
   chain_add<true>(chain, _mm256_or_si256(nibbles<Shift>(qs), fifth_bits<First>(plane)), q, at);
-  chain_add<false>(chain, _mm256_or_si256(nibbles<Shift>(qs + kGroupBytes), fifth_bits<First + 1>(plane)), q, at + 4);
-  chain_add<false>(chain, _mm256_or_si256(nibbles<Shift>(qs + 2 * kGroupBytes), fifth_bits<First + 2>(plane)), q, at + 8);
-  chain_add<false>(chain, _mm256_or_si256(nibbles<Shift>(qs + 3 * kGroupBytes), fifth_bits<First + 3>(plane)), q, at + 12);
+  chain_add<false>(chain, _mm256_or_si256(nibbles<Shift>(qs + kGroupBytes), fifth_bits<First + 1>(plane)), q,
+                   at + 4);
+  chain_add<false>(chain, _mm256_or_si256(nibbles<Shift>(qs + 2 * kGroupBytes), fifth_bits<First + 2>(plane)),
+                   q, at + 8);
+  chain_add<false>(chain, _mm256_or_si256(nibbles<Shift>(qs + 3 * kGroupBytes), fifth_bits<First + 3>(plane)),
+                   q, at + 12);
 #pragma GCC unroll 4
   for (int r = 0; r < MR; ++r) {
     sum[r] = First == 0 ? pair_sum(chain[r]) : _mm256_add_epi32(sum[r], pair_sum(chain[r]));
@@ -41,8 +45,8 @@ SPOLA_INLINE void dot16(__m256i (&sum)[MR], const uint8_t* qs, __m256i plane, co
 
 // Dot of 32 columns: low nibbles 0..15, high nibbles 16..31 of four groups.
 template <int MR>
-SPOLA_INLINE void dot_split(__m256i (&sum)[MR], const uint8_t* qs, const uint8_t* plane, const int8_t* const (&q)[MR],
-                            long at) {
+SPOLA_INLINE void dot_split(__m256i (&sum)[MR], const uint8_t* qs, const uint8_t* plane,
+                            const int8_t* const (&q)[MR], long at) {
   const __m256i bits = load256(plane);
   dot16<0, 0>(sum, qs, bits, q, at);
   dot16<4, 4>(sum, qs, bits, q, at + 16);
@@ -73,8 +77,8 @@ void u5s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
 
 // acc = fma(scale * da, float(sum), acc), then fma(min, s, acc), for half h.
 template <int MR>
-SPOLA_INLINE void add_scale_min(Accumulators<MR>& acc, int h, const __m256i (&sum)[MR], __m256 scale, __m256 min,
-                                const RowsA8<MR>& rows, long b) {
+SPOLA_INLINE void add_scale_min(Accumulators<MR>& acc, int h, const __m256i (&sum)[MR], __m256 scale,
+                                __m256 min, const RowsA8<MR>& rows, long b) {
 #pragma GCC unroll 4
   for (int r = 0; r < MR; ++r) {
     const __m256 da = _mm256_broadcast_ss(rows.d[r] + b), s = _mm256_broadcast_ss(rows.s[r] + b);
@@ -94,7 +98,8 @@ void u5sm(N, const uint8_t* p, const Activations& a, int row0, float* out) {
     for (int h = 0; h < 2; ++h) {
       __m256i sum[MR];
       dot_split(sum, p + u5sm::kQs + h * 32, p + u5sm::kPlane + h * 32, rows.q, b * kBlock);
-      add_scale_min(acc, h, sum, load_half8(p + u5sm::kD + h * 16), load_half8(p + u5sm::kM + h * 16), rows, b);
+      add_scale_min(acc, h, sum, load_half8(p + u5sm::kD + h * 16), load_half8(p + u5sm::kM + h * 16), rows,
+                    b);
     }
   }
   acc.store();

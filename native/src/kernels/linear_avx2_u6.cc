@@ -16,7 +16,8 @@ SPOLA_INLINE __m256i codes(const uint8_t* low, const uint8_t* high) {
   if constexpr (Q == 0) h = _mm256_slli_epi16(h, 4);
   if constexpr (Q == 1) h = _mm256_slli_epi16(h, 2);
   if constexpr (Q == 3) h = _mm256_srli_epi16(h, 2);
-  return _mm256_or_si256(_mm256_and_si256(l, _mm256_set1_epi8(0x0f)), _mm256_and_si256(h, _mm256_set1_epi8(0x30)));
+  return _mm256_or_si256(_mm256_and_si256(l, _mm256_set1_epi8(0x0f)),
+                         _mm256_and_si256(h, _mm256_set1_epi8(0x30)));
 }
 
 // sum[r] (+)= scale * (dot of 8 columns at `at`)
@@ -40,7 +41,8 @@ SPOLA_INLINE void quarter(Accumulators<MR>& acc, const uint8_t* half, const uint
                           const RowsA8<MR>& rows, long b) {
   const __m256i even = _mm256_set1_epi32(0x01000100), odd = _mm256_set1_epi32(0x03020302);
   // The same for each dword of a 128-bit half: bytes 4i, 4i + 1 (or 4i + 2, 4i + 3), twice.
-  const __m256i lane = _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+  const __m256i lane =
+      _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
     const __m256i pair = _mm256_cvtepi8_epi16(load128(scales + h * 16));

@@ -102,7 +102,8 @@ struct U4K {
   }
   static float min(const uint8_t* t, int b, int lane) {
     const uint8_t* r = record(t, b);
-    return -(half_at(r + u4k::kDmin, lane) * static_cast<float>(k_scale(r + u4k::kScales, lane, b % 8, true)));
+    return -(half_at(r + u4k::kDmin, lane) *
+             static_cast<float>(k_scale(r + u4k::kScales, lane, b % 8, true)));
   }
 };
 
@@ -120,7 +121,8 @@ struct U5K {
   }
   static float min(const uint8_t* t, int b, int lane) {
     const uint8_t* r = record(t, b);
-    return -(half_at(r + u5k::kDmin, lane) * static_cast<float>(k_scale(r + u5k::kScales, lane, b % 8, true)));
+    return -(half_at(r + u5k::kDmin, lane) *
+             static_cast<float>(k_scale(r + u5k::kScales, lane, b % 8, true)));
   }
 };
 
@@ -159,7 +161,9 @@ struct Generic {
   static constexpr int kBytes = kCodes + Group / 4 * kGroupBytes;
   static const uint8_t* record(const uint8_t* tile, int g) { return tile + size_t(g) * kBytes; }
   static float scale(const uint8_t* tile, int g, int lane) { return float_at(record(tile, g), lane); }
-  static float min(const uint8_t* tile, int g, int lane) { return float_at(record(tile, g) + kFloatPlane, lane); }
+  static float min(const uint8_t* tile, int g, int lane) {
+    return float_at(record(tile, g) + kFloatPlane, lane);
+  }
 
   template <class Q>
   static int32_t dot(const uint8_t* tile, int g, int lane, const Q* q) {
@@ -220,7 +224,8 @@ void tile_floats(const uint8_t* tile, const Activations& a, int row0, int rows, 
     const float* x = a.f32 + size_t(row0 + r) * size_t(a.k);
     for (int lane = 0; lane < kTileRows; ++lane) {
       float acc = 0;
-      for (int k = 0; k < a.k; ++k) acc = std::fmaf(load(tile, size_t(k) * kTileRows + size_t(lane)), x[k], acc);
+      for (int k = 0; k < a.k; ++k)
+        acc = std::fmaf(load(tile, size_t(k) * kTileRows + size_t(lane)), x[k], acc);
       out[r * kTileRows + lane] = acc;
     }
   }
@@ -234,12 +239,24 @@ uint16_t bits16(const uint8_t* tile, size_t i) {
 
 }  // namespace
 
-void tile_u4s_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) { tile_a8<U4S>(t, a, r0, n, o); }
-void tile_u4sm_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) { tile_a8<U4SM>(t, a, r0, n, o); }
-void tile_u5s_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) { tile_a8<U5S>(t, a, r0, n, o); }
-void tile_u5sm_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) { tile_a8<U5SM>(t, a, r0, n, o); }
-void tile_u4k_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) { tile_a8<U4K>(t, a, r0, n, o); }
-void tile_u5k_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) { tile_a8<U5K>(t, a, r0, n, o); }
+void tile_u4s_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  tile_a8<U4S>(t, a, r0, n, o);
+}
+void tile_u4sm_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  tile_a8<U4SM>(t, a, r0, n, o);
+}
+void tile_u5s_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  tile_a8<U5S>(t, a, r0, n, o);
+}
+void tile_u5sm_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  tile_a8<U5SM>(t, a, r0, n, o);
+}
+void tile_u4k_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  tile_a8<U4K>(t, a, r0, n, o);
+}
+void tile_u5k_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  tile_a8<U5K>(t, a, r0, n, o);
+}
 
 void tile_u6k_a8(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) {
   for (int r = 0; r < rows; ++r) {
@@ -272,7 +289,8 @@ void tile_i8s_a16(const uint8_t* tile, const Activations& a, int row0, int rows,
         const uint8_t* record = tile + size_t(b) * i8s::kBytes;
         int32_t dot = 0;
         for (int k = 0; k < kBlock; ++k) {
-          dot += static_cast<int8_t>(byte_at(record + i8s::kQs, k / 4, lane, place[k % 4])) * q[b * kBlock + k];
+          dot +=
+              static_cast<int8_t>(byte_at(record + i8s::kQs, k / 4, lane, place[k % 4])) * q[b * kBlock + k];
         }
         acc = std::fmaf(half_at(record + i8s::kD, lane), static_cast<float>(dot), acc);
       }
@@ -281,14 +299,30 @@ void tile_i8s_a16(const uint8_t* tile, const Activations& a, int row0, int rows,
   }
 }
 
-void tile_i8g16_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) { generic_a8<16, false>(t, a, r0, n, o); }
-void tile_i8g16m_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) { generic_a8<16, true>(t, a, r0, n, o); }
-void tile_i8g32_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) { generic_a8<32, false>(t, a, r0, n, o); }
-void tile_i8g32m_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) { generic_a8<32, true>(t, a, r0, n, o); }
-void tile_i8g16_a16(const uint8_t* t, const Activations& a, int r0, int n, float* o) { generic_a16<16, false>(t, a, r0, n, o); }
-void tile_i8g16m_a16(const uint8_t* t, const Activations& a, int r0, int n, float* o) { generic_a16<16, true>(t, a, r0, n, o); }
-void tile_i8g32_a16(const uint8_t* t, const Activations& a, int r0, int n, float* o) { generic_a16<32, false>(t, a, r0, n, o); }
-void tile_i8g32m_a16(const uint8_t* t, const Activations& a, int r0, int n, float* o) { generic_a16<32, true>(t, a, r0, n, o); }
+void tile_i8g16_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  generic_a8<16, false>(t, a, r0, n, o);
+}
+void tile_i8g16m_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  generic_a8<16, true>(t, a, r0, n, o);
+}
+void tile_i8g32_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  generic_a8<32, false>(t, a, r0, n, o);
+}
+void tile_i8g32m_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  generic_a8<32, true>(t, a, r0, n, o);
+}
+void tile_i8g16_a16(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  generic_a16<16, false>(t, a, r0, n, o);
+}
+void tile_i8g16m_a16(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  generic_a16<16, true>(t, a, r0, n, o);
+}
+void tile_i8g32_a16(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  generic_a16<32, false>(t, a, r0, n, o);
+}
+void tile_i8g32m_a16(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  generic_a16<32, true>(t, a, r0, n, o);
+}
 
 void tile_f32(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
   tile_floats(t, a, r0, n, o, [](const uint8_t* p, size_t i) {

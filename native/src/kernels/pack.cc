@@ -179,7 +179,8 @@ void move_row(Scheme scheme, uint8_t* tile, int lane, int cols, uint8_t* row) {
     Block b{};
     std::memcpy(&b, row + static_cast<size_t>(i) * sizeof b, sizeof b);
     move_block<Way>(tile + static_cast<size_t>(i) * static_cast<size_t>(shape.bytes), lane, b);
-    if constexpr (std::is_same_v<Way, ToBlock>) std::memcpy(row + static_cast<size_t>(i) * sizeof b, &b, sizeof b);
+    if constexpr (std::is_same_v<Way, ToBlock>)
+      std::memcpy(row + static_cast<size_t>(i) * sizeof b, &b, sizeof b);
   }
 }
 

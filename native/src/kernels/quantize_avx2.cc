@@ -68,7 +68,9 @@ bool quantize_a8(const float* x, int k, int8_t* q, float* d, float* s, int16_t* 
 bool quantize_a16(const float* x, int k, int16_t* q, float* d) {
   bool ok = true;
   __m256i m = _mm256_setzero_si256();
-  each8(k, [&](auto step, long i, __m256i mask) { m = _mm256_max_epi32(m, abs_bits(load_step(step, x + i, mask))); });
+  each8(k, [&](auto step, long i, __m256i mask) {
+    m = _mm256_max_epi32(m, abs_bits(load_step(step, x + i, mask)));
+  });
   const float amax = amax_of(max_lane(m), &ok);
   const float inverse = amax == 0 ? 0 : 32767.0f / amax;
   each8(k, [&](auto step, long i, __m256i mask) {

@@ -9,27 +9,37 @@
 
 namespace spola {
 
-constexpr int kGroupBytes = kTileRows * 4;   // 4 values of k for all rows
-constexpr int kHalfPlane = kTileRows * 2;    // one f16 per row
-constexpr int kFloatPlane = kTileRows * 4;   // one f32 per row
+constexpr int kGroupBytes = kTileRows * 4;  // 4 values of k for all rows
+constexpr int kHalfPlane = kTileRows * 2;   // one f16 per row
+constexpr int kFloatPlane = kTileRows * 4;  // one f32 per row
 
 struct RecordShape {
-  int cols;   // values of k per record
+  int cols;  // values of k per record
   int bytes;
 };
 
 // 4 bits, 32 columns. Byte b of group j: column 4j + b (low nibble), 16 + 4j + b (high nibble).
-namespace u4s { constexpr int kD = 0, kQs = 32, kBytes = 288; }
-namespace u4sm { constexpr int kD = 0, kM = 32, kQs = 64, kBytes = 320; }
+namespace u4s {
+constexpr int kD = 0, kQs = 32, kBytes = 288;
+}
+namespace u4sm {
+constexpr int kD = 0, kM = 32, kQs = 64, kBytes = 320;
+}
 
 // 5 bits, 32 columns: as above, and a plane of one dword per row: bit j of byte b is the fifth bit of
 // column 4j + b.
-namespace u5s { constexpr int kD = 0, kPlane = 32, kQs = 96, kBytes = 352; }
-namespace u5sm { constexpr int kD = 0, kM = 32, kPlane = 64, kQs = 128, kBytes = 384; }
+namespace u5s {
+constexpr int kD = 0, kPlane = 32, kQs = 96, kBytes = 352;
+}
+namespace u5sm {
+constexpr int kD = 0, kM = 32, kPlane = 64, kQs = 128, kBytes = 384;
+}
 
 // 8 bits, 32 columns, 8 groups. The bytes of a dword are columns 4j + {0, 2, 1, 3}: the even and the odd
 // bytes, sign-extended to 16 bits, then pair up with (a0, a1) and (a2, a3).
-namespace i8s { constexpr int kD = 0, kQs = 32, kBytes = 544; }
+namespace i8s {
+constexpr int kD = 0, kQs = 32, kBytes = 544;
+}
 
 // K-quants, 256 columns. kScales: the 12 scale bytes as three planes of dwords. 4 pairs of sub-blocks of
 // 32: eight groups, low nibble the even sub-block, high nibble the odd one. With 5 bits each pair starts
@@ -49,10 +59,18 @@ constexpr int kD = 0, kScales = 32, kHalves = 288, kHalfBytes = 1536, kHigh = 10
 }
 
 // Generic int8 codes: f32 scales, f32 mins (M), then the groups in natural order.
-namespace i8g16 { constexpr int kScale = 0, kQs = 64, kBytes = 320; }
-namespace i8g16m { constexpr int kScale = 0, kMin = 64, kQs = 128, kBytes = 384; }
-namespace i8g32 { constexpr int kScale = 0, kQs = 64, kBytes = 576; }
-namespace i8g32m { constexpr int kScale = 0, kMin = 64, kQs = 128, kBytes = 640; }
+namespace i8g16 {
+constexpr int kScale = 0, kQs = 64, kBytes = 320;
+}
+namespace i8g16m {
+constexpr int kScale = 0, kMin = 64, kQs = 128, kBytes = 384;
+}
+namespace i8g32 {
+constexpr int kScale = 0, kQs = 64, kBytes = 576;
+}
+namespace i8g32m {
+constexpr int kScale = 0, kMin = 64, kQs = 128, kBytes = 640;
+}
 
 constexpr RecordShape record_shape(Scheme scheme) {
   switch (scheme) {

@@ -140,7 +140,8 @@ SPOLA_INLINE void chain_add(__m256i (&chain)[MR], __m256i w, const int8_t* const
 
 // The same for 16 rows at once: one broadcast serves both halves.
 template <bool First, int MR>
-SPOLA_INLINE void chain_add(__m256i (&chain)[MR][2], __m256i w0, __m256i w1, const int8_t* const (&q)[MR], long at) {
+SPOLA_INLINE void chain_add(__m256i (&chain)[MR][2], __m256i w0, __m256i w1, const int8_t* const (&q)[MR],
+                            long at) {
 #pragma GCC unroll 4
   for (int r = 0; r < MR; ++r) {
     const __m256i b = bcast4(q[r] + at);
@@ -161,8 +162,10 @@ struct SixBits {
   __m256i scale[2], min[2];
 
   SPOLA_INLINE explicit SixBits(const uint8_t* planes) {
-    const __m256i d0 = load256(planes), d1 = load256(planes + kGroupBytes), d2 = load256(planes + 2 * kGroupBytes);
-    const __m256i low6 = _mm256_set1_epi8(0x3f), low4 = _mm256_set1_epi8(0x0f), high2 = _mm256_set1_epi8(0x30);
+    const __m256i d0 = load256(planes), d1 = load256(planes + kGroupBytes),
+                  d2 = load256(planes + 2 * kGroupBytes);
+    const __m256i low6 = _mm256_set1_epi8(0x3f), low4 = _mm256_set1_epi8(0x0f),
+                  high2 = _mm256_set1_epi8(0x30);
     scale[0] = _mm256_and_si256(d0, low6);
     min[0] = _mm256_and_si256(d1, low6);
     scale[1] = _mm256_or_si256(_mm256_and_si256(d2, low4), _mm256_and_si256(_mm256_srli_epi32(d0, 2), high2));
@@ -205,14 +208,14 @@ static_assert(u4k::kD == u5k::kD && u4k::kDmin == u5k::kDmin && u4k::kScales == 
 }  // namespace spola::avx2
 
 // Defines the TileKernel `name` as the instances of `impl` for 1 to 4 activation rows.
-#define SPOLA_TILE_KERNEL(name, ...)                                                              \
-  void name(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) {          \
-    switch (rows) {                                                                               \
-      case 1: return __VA_ARGS__(One{}, tile, a, row0, out);                                      \
-      case 2: return __VA_ARGS__(Two{}, tile, a, row0, out);                                      \
-      case 3: return __VA_ARGS__(Three{}, tile, a, row0, out);                                    \
-      default: return __VA_ARGS__(Four{}, tile, a, row0, out);                                    \
-    }                                                                                             \
+#define SPOLA_TILE_KERNEL(name, ...)                                                     \
+  void name(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) { \
+    switch (rows) {                                                                      \
+      case 1: return __VA_ARGS__(One{}, tile, a, row0, out);                             \
+      case 2: return __VA_ARGS__(Two{}, tile, a, row0, out);                             \
+      case 3: return __VA_ARGS__(Three{}, tile, a, row0, out);                           \
+      default: return __VA_ARGS__(Four{}, tile, a, row0, out);                           \
+    }                                                                                    \
   }
 
 namespace spola::avx2 {
