@@ -209,6 +209,14 @@ def test_a_slow_reader_does_not_slow_others(running: Running) -> None:
     connection.close()
 
 
+def test_silence_is_filled_with_pings(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spola.server.generate.PING_AFTER_S", 0.02)
+    running.parrot.delay = 0.1
+    lines = running.lines("/v1/chat/completions", {**CHAT, "max_tokens": 3, "stream": True})
+    assert lines.count(": ping") >= 3
+    assert lines[-1] == "data: [DONE]"
+
+
 def test_states_that_are_not_ready(running: Running) -> None:
     desk, running.state.desk = running.state.desk, None
     try:

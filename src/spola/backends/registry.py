@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
 
-from spola.core.errors import ConfigError
+from spola.core.errors import ConfigError, MissingExtraError
 from spola.core.runner import Runner
 
 __all__ = ["BUILTIN", "GROUP", "backend", "names"]
@@ -45,13 +45,17 @@ def backend(name: str) -> type[Runner]:
     """The Runner class called ``name``.
 
     Raises ConfigError for an unknown name, listing the known ones, and for one whose module is not there;
-    MissingExtraError, from the module itself, if it needs an extra that is not installed.
+    MissingExtraError if it needs an extra that is not installed.
     """
     found = _found()
     if name not in found:
         raise ConfigError(f"unknown backend {name!r}: use one of {', '.join(sorted(found))}")
     try:
         runner = found[name].load()
+    except ModuleNotFoundError as error:
+        if error.name == "numpy":
+            raise MissingExtraError(f"backend {name!r} needs NumPy: pip install 'spola[eval]'") from None
+        raise ConfigError(f"backend {name!r} cannot be loaded: {error}; reinstall its package") from error
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"backend {name!r} cannot be loaded: {error}; reinstall its package") from error
     if not isinstance(runner, type) or not callable(getattr(runner, "execute", None)):

@@ -23,6 +23,9 @@ _ENGINE: tuple[_Decorator, ...] = (
         "--threads", type=click.IntRange(1), help="Threads; default: one per core, within the quota."
     ),
     click.option(
+        "--precise", is_flag=True, help="16-bit instead of 8-bit activations: slower, closer to f32."
+    ),
+    click.option(
         "--kv-dtype", default="f16", show_default=True, metavar="K[,V]", help="Types of cached K and V."
     ),
     click.option(
@@ -74,6 +77,7 @@ def read_options(given: dict[str, Any], **fixed: Any) -> Options:
     return Options(
         backend=given.pop("backend"),
         threads=given.pop("threads"),
+        precise=given.pop("precise"),
         kv_dtype=given.pop("kv_dtype"),
         kv_memory=None if memory is None else parse_bytes(memory, "--kv-memory"),
         max_model_len=given.pop("max_model_len"),

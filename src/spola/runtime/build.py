@@ -153,6 +153,7 @@ def resolve(model: Model, options: Options, machine: Machine, caps: Capabilities
         device=caps.device,
         threads=threads,
         threads_reason=reason,
+        precise=options.precise,
         kv_dtypes=kv_dtypes,
         kv_groups=groups,
         kv_blocks=found.blocks,
@@ -177,6 +178,7 @@ def _runner_config(config: EngineConfig) -> RunnerConfig:
         max_seqs=config.max_seqs,
         max_model_len=config.max_model_len,
         threads=config.threads,
+        precise=config.precise,
     )
 
 

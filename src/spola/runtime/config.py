@@ -26,12 +26,14 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 class Options:
     """Engine options. Sizes in bytes, lengths in tokens.
 
-    ``kv_dtype`` is one type for K and V, or two as ``K,V``. ``chat_template`` is the text of a template that
-    replaces the model's own. Raises ConfigError naming the field.
+    ``precise`` computes with 16-bit instead of 8-bit activations. ``kv_dtype`` is one type for K and V, or
+    two as ``K,V``. ``chat_template`` is the text of a template that replaces the model's own. Raises
+    ConfigError naming the field.
     """
 
     backend: str = "native"
     threads: int | None = None
+    precise: bool = False
     kv_dtype: str = "f16"
     kv_memory: int | None = None
     max_model_len: int | None = None
@@ -66,6 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     threads: int
     threads_reason: str
+    precise: bool
     kv_dtypes: tuple[str, str]
     kv_groups: tuple[KvGroup, ...]
     kv_blocks: tuple[int, ...]

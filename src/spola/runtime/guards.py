@@ -16,8 +16,7 @@ __all__ = ["PaddingGuard", "real_tokens"]
 
 def real_tokens(tokenizer: Tokenizer, vocab: int) -> bytes | None:
     """Bits (uint32[ceil(vocab / 32)]) of the ids that are tokens; None if all ``vocab`` are."""
-    known = tokenizer.vocab
-    padding = [token for token in range(tokenizer.vocab_size) if known.is_padding(token)]
+    padding = tokenizer.padding_ids
     if tokenizer.vocab_size >= vocab and not padding:
         return None
     bits = (1 << min(tokenizer.vocab_size, vocab)) - 1

@@ -40,6 +40,7 @@ class LLM:
         *,
         backend: str = "native",
         threads: int | None = None,
+        precise: bool = False,
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         kv_dtype: str = "f16",
@@ -49,6 +50,7 @@ class LLM:
         options = Options(
             backend=backend,
             threads=threads,
+            precise=precise,
             max_model_len=max_model_len,
             max_seqs=max_num_seqs,
             kv_dtype=kv_dtype,

@@ -19,6 +19,7 @@ from spola.runtime.config import EngineConfig
 from spola.runtime.guards import PaddingGuard, real_tokens
 from spola.runtime.loop import EngineLoop, Mailbox
 from spola.runtime.machine import Machine
+from spola.runtime.prompts import encode_chat
 from spola.spec.decoder import DecoderSpec
 from spola.text.chat import ChatTemplate, no_template
 from spola.text.stops import StopGuard
@@ -76,8 +77,7 @@ class Service:
         """
         if self.template is None:
             raise no_template()
-        # An end of text between the question and the answer would be nonsense, whatever the file says.
-        return self.tokenizer.encode(self.template.render(messages), add_eos=False, parse_special=True)
+        return encode_chat(self.tokenizer, self.template, messages)
 
     def defaults_with(self, **given: Any) -> SamplingParams:
         """SamplingParams from what is given (None: not given), else the model's own settings, else greedy.

@@ -24,6 +24,7 @@ class Ticket:
         self.job = job
         self._waiting: dict[int, Delta] = {}
         self._news = asyncio.Event()
+        self._ended = asyncio.Event()
 
     def put(self, delta: Delta) -> None:
         """Take news in; a slow reader finds them merged, so that the outbox stays as small as the answer."""
@@ -39,6 +40,12 @@ class Ticket:
             )
         self._waiting[delta.index] = delta
         self._news.set()
+        if self.job.done:
+            self._ended.set()
+
+    async def end(self) -> None:
+        """Wait until every choice has ended."""
+        await self._ended.wait()
 
     async def get(self, timeout: float | None = None) -> list[Delta]:
         """News since the last call, at least one unless ``timeout`` seconds pass without."""

@@ -108,14 +108,12 @@ async def _answer(
 
 async def _until_done(ticket: Ticket, http: HttpRequest) -> None:
     """Wait for the end of the job, or for the client to leave."""
-    watcher = asyncio.create_task(gone(http.receive))
+    waiters = [asyncio.create_task(gone(http.receive)), asyncio.create_task(ticket.end())]
     try:
-        while not ticket.job.done and not watcher.done():
-            news = asyncio.create_task(ticket.get())
-            await asyncio.wait((news, watcher), return_when=asyncio.FIRST_COMPLETED)
-            news.cancel()
+        await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        watcher.cancel()
+        for waiter in waiters:
+            waiter.cancel()
 
 
 async def _frames(desk: Desk, ticket: Ticket, shape: Shape) -> AsyncGenerator[bytes, None]:

@@ -88,8 +88,12 @@ class Tokenizer:
         add_bos: bool | None = None,
         add_eos: bool | None = None,
         parse_special: bool = False,
+        drop: str = "",
     ) -> list[int]:
         """The ids of ``text``. ``add_bos`` and ``add_eos``: None follows the model.
+
+        ``drop`` is taken out of the text after special tokens have been looked for, so that it can keep a
+        text from being read as one.
 
         Raises RequestError for text that is not valid Unicode.
         """
@@ -97,7 +101,7 @@ class Tokenizer:
         scanner = self._special_scanner if parse_special else self._plain_scanner
         parts = scanner.split(text)
         pieces = [
-            (part, at == 0 or not isinstance(parts[at - 1], str))
+            (part.replace(drop, "") if drop else part, at == 0 or not isinstance(parts[at - 1], str))
             for at, part in enumerate(parts)
             if isinstance(part, str)
         ]
