@@ -4,6 +4,7 @@ The real scheduler and pools run on the null backend, which holds each Step agai
 each context position against a fake KV cache. What a request must give is computed without an engine.
 """
 
+import os
 from collections import Counter
 from random import Random
 from types import SimpleNamespace
@@ -37,6 +38,11 @@ GROUPS = {
 }
 
 
+KINDS = ("any", "static", "unmixed", "narrow", "chunks")
+
+SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
+
+
 def capabilities(kind: str, size: int) -> Capabilities:
     any_shape = Capabilities(device="null", block_size=size, speculation=True)
     return {
@@ -61,7 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         groups=st.sampled_from(sorted(GROUPS)),
-        kind=st.sampled_from(["any", "any", "static", "unmixed", "narrow", "chunks"]),
+        kind=st.sampled_from(["any", *KINDS]),
         size=st.integers(2, 4),
         blocks=st.integers(8, 40),
         window_blocks=st.integers(4, 16),
@@ -290,17 +296,62 @@ def one_slice(r):
 
 
 def test_every_promise_holds_over_random_histories():
+    quick = {} if SOAK else {"max_examples": 50}
+    run_state_machine_as_test(SchedulerMachine, settings=settings(stateful_step_count=30, **quick))
+
+
+EVERYTHING = (
+    *GROUPS,
+    *KINDS,
+    *("stop", "length", "abort", "error", "sample", "score", "logits", "embed_last", "embed_mean"),
+    *("refused", "preempted", "preempted and right", "mixed", "drafts", "flying", "abort in flight"),
+    *("window freed", "step failed"),
+)
+
+
+def never() -> list[str]:
+    """What did not happen often enough for a test to mean something."""
+    return [what for what in EVERYTHING if SEEN[what] < 3]
+
+
+def drive(seed: int) -> None:
+    """One long history under pressure: small pools, many requests, steps in flight, faults."""
+    draw = Random(seed)
+    machine = SchedulerMachine()
+    size = draw.randint(2, 4)
+    machine.build(
+        groups=draw.choice(sorted(GROUPS)),
+        kind=draw.choice(KINDS),
+        size=size,
+        blocks=draw.randint(8, 60 // size),
+        window_blocks=draw.randint(4, 12),
+        seqs=draw.randint(2, 8),
+        rows=draw.randint(8, 16),
+        chunk=draw.choice((None, 1, 3, 7)),
+        watermark=draw.choice((0.0, 0.1)),
+    )
+    pipelined, faulty = draw.random() < 0.5, draw.random() < 0.3
+    for _ in range(120):
+        if draw.random() < 0.12:
+            machine.add_many(draw.randint(2, 5), draw.randrange(2**16), draw.choice((3, 12, 30)))
+        if draw.random() < 0.05:
+            machine.abort(draw.randrange(200))
+        if draw.random() < 0.4:
+            bad = [draw.randrange(VOCAB) for _ in range(draw.randrange(3))]
+            machine.guess(draw.randrange(200), draw.randrange(4), bad)
+        machine.schedule()
+        while len(machine.flying) > (draw.randint(0, 2) if pipelined else 0):
+            fault = draw.choice(("slice", "step")) if faulty and draw.random() < 0.1 else ""
+            machine.commit(fault, draw.randrange(10))
+    machine.teardown()
+
+
+def test_every_promise_holds_under_pressure():
     SEEN.clear()
-    run_state_machine_as_test(SchedulerMachine, settings=settings(stateful_step_count=40))
-    never = [
-        what
-        for what in (
-            *GROUPS,
-            *("any", "static", "unmixed", "narrow", "chunks"),
-            *("stop", "length", "abort", "error", "sample", "score", "logits", "embed_last", "embed_mean"),
-            *("refused", "preempted", "preempted and right", "mixed", "drafts", "flying", "abort in flight"),
-            *("window freed", "step failed"),
-        )
-        if not SEEN[what]
-    ]
-    assert not never, f"never happened: {never}"
+    for seed in range(20_000 if SOAK else 60):
+        try:
+            drive(seed)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+    assert not never()

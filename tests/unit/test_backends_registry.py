@@ -1,5 +1,6 @@
 """Backends are found by name, and a name that is not there says which are."""
 
+import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spola.backends import registry
-from spola.core.errors import ConfigError
+from spola.core.errors import ConfigError, MissingExtraError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,3 +55,14 @@ def test_a_bad_entry_point_is_named(monkeypatch, point, text):
     with_points(monkeypatch, point)
     with pytest.raises(ConfigError, match=text):
         registry.backend(point[0])
+
+
+def test_a_missing_library_names_its_extra(monkeypatch):
+    with_points(monkeypatch)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    for module in [m for m in sys.modules if m.startswith("spola.backends.reference")]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(
+        MissingExtraError, match=r"^backend 'reference' needs numpy: pip install 'spola\[eval\]'$"
+    ):
+        registry.backend("reference")

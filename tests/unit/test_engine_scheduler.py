@@ -436,3 +436,30 @@ def test_an_output_of_the_wrong_shape_ends_its_request(out, text):
     (event,) = rig.scheduler.commit(step, StepOutput(0.0, (out,)))
     assert event.finish_reason == "error"
     assert text in event.error
+
+
+def test_no_more_run_than_the_largest_bucket_takes():
+    rig = Rig(capabilities=Capabilities(device="null", block_size=4, batch_buckets=(1, 3)))
+    rig.add(*(request(i, 3, 5, ignore_eos=True) for i in range(7)))
+    rig.finish()
+    assert max(len(step.slices) for step in rig.steps) == 3
+
+
+def test_a_long_decode_and_a_prompt_share_the_context_bound():
+    caps = Capabilities(device="null", block_size=4, max_total_context=40)
+    rig = Rig(capabilities=caps)
+    rig.add(request(1, 16, 22, ignore_eos=True), request(2, 16, 22, ignore_eos=True))
+    results = rig.finish()
+    assert all(len(r.ids) == 22 for r in results.values())
+    both = [step for step in rig.steps if len(step.slices) == 2]
+    assert both
+    assert all(sum(s.start + s.n for s in step.slices) <= 40 for step in rig.steps)
+
+
+def test_a_one_token_prompt_does_not_join_a_chunk_where_kinds_alternate():
+    caps = Capabilities(device="null", block_size=4, mixed_batch=False)
+    rig = Rig(capabilities=caps, rows=8)
+    rig.add(request(1, 12, 2, ignore_eos=True), request(2, 1, 2, ignore_eos=True))
+    rig.finish()
+    for step in rig.steps:
+        assert len({s.n == 1 for s in step.slices}) == 1
