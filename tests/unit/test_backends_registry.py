@@ -63,6 +63,6 @@ def test_a_missing_library_names_its_extra(monkeypatch):
     for module in [m for m in sys.modules if m.startswith("spola.backends.reference")]:
         monkeypatch.delitem(sys.modules, module)
     with pytest.raises(
-        MissingExtraError, match=r"^backend 'reference' needs numpy: pip install 'spola\[eval\]'$"
+        MissingExtraError, match=r"^backend 'reference' needs NumPy: pip install 'spola\[eval\]'$"
     ):
         registry.backend("reference")

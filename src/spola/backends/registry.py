@@ -23,8 +23,6 @@ BUILTIN = {
     "reference-quantized": "spola.backends.reference:QuantizedReferenceRunner",
 }
 
-EXTRAS = {"reference": "eval", "reference-quantized": "eval"}  # what brings the libraries they import
-
 
 def _found() -> dict[str, EntryPoint]:
     found = {name: EntryPoint(name, value, GROUP) for name, value in BUILTIN.items()}
@@ -59,11 +57,6 @@ def backend(name: str) -> type[Runner]:
             raise MissingExtraError(f"backend {name!r} needs NumPy: pip install 'spola[eval]'") from None
         raise ConfigError(f"backend {name!r} cannot be loaded: {error}; reinstall its package") from error
     except (ImportError, AttributeError) as error:
-        lacks = error.name if isinstance(error, ModuleNotFoundError) else None
-        if name in EXTRAS and lacks and not lacks.startswith("spola"):
-            raise MissingExtraError(
-                f"backend {name!r} needs {lacks}: pip install 'spola[{EXTRAS[name]}]'"
-            ) from None
         raise ConfigError(f"backend {name!r} cannot be loaded: {error}; reinstall its package") from error
     if not isinstance(runner, type) or not callable(getattr(runner, "execute", None)):
         raise ConfigError(f"backend {name!r} ({found[name].value}) is no Runner class")
