@@ -6,6 +6,7 @@ were copied, because printing or comparing them walks every path. Knows nothing 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,10 +14,13 @@ from typing import Any
 
 __all__ = ["Budget", "LimitError", "current", "spending"]
 
+MAX_STEPS = 10_000_000
+MAX_BYTES = 400_000_000  # of all strings made in one rendering, as if none were freed
 MAX_DEPTH = 100  # of containers in containers
 MAX_WEIGHT = 1_000_000  # of one value, in elements and runs of 64 characters
 MAX_INT_BITS = 4096
-_CHARS_PER_STEP = 64  # text that the interpreter copies in well under a microsecond
+_CHARS_PER_STEP = 64  # text that is searched or transformed in a microsecond
+_MADE_PER_STEP = 512  # text that is copied in well under a microsecond
 _WALK_PER_STEP = 16  # elements that C code walks in a microsecond
 
 _EMPTY: dict[str, str] = {}
@@ -41,9 +45,11 @@ class Budget:
         self.steps = 1_000_000_000
         self.max_text = 1 << 40
         weight = self.measure(given)[0]
-        self.steps = 100_000 + 200 * weight
-        self.max_text = 2_000_000 + 256 * weight  # characters of one string, and of the output
-        self._text_left = 8 * self.max_text
+        # Real templates look at every message from every message, and build the prompt by appending to
+        # one string, so both accounts grow with the square, up to a bound.
+        self.steps = min(100_000 + 200 * weight + weight * weight // 128, MAX_STEPS)
+        self.max_text = 4_000_000 + 512 * weight  # characters of one string, and of the output
+        self._bytes_left = min(32_000_000 + 32_000 * weight, MAX_BYTES)
 
     def spend(self, steps: int) -> None:
         self.steps -= steps
@@ -55,12 +61,12 @@ class Budget:
         if chars > self.max_text:
             raise LimitError(f"it builds a text of {chars} characters; at most {self.max_text} are possible")
 
-    def text(self, chars: int) -> None:
-        """Pay for a string of ``chars`` characters that was made."""
-        self.size(chars)
-        self.spend(1 + chars // _CHARS_PER_STEP)
-        self._text_left -= chars
-        if self._text_left < 0:
+    def text(self, made: str) -> None:
+        """Pay for the string ``made``."""
+        self.size(len(made))
+        self.spend(1 + len(made) // _MADE_PER_STEP)
+        self._bytes_left -= sys.getsizeof(made)
+        if self._bytes_left < 0:
             raise LimitError("it builds too much text")
 
     def items(self, n: int) -> None:
@@ -84,7 +90,7 @@ class Budget:
     def made(self, value: Any) -> Any:
         """Pay for ``value``, which an operation produced, and return it."""
         if isinstance(value, str):
-            self.text(len(value))
+            self.text(value)
         elif isinstance(value, _CONTAINERS):
             self.measure(value)
         elif isinstance(value, int):

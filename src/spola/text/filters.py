@@ -111,7 +111,7 @@ def text_of(value: Any) -> str:
     budget = current()
     budget.size(64 * budget.walk(value))
     text = str(value)
-    budget.text(len(text))
+    budget.text(text)
     return text
 
 

@@ -237,6 +237,6 @@ def _check_str_call(owner: str, name: str, args: tuple[Any, ...], kwargs: dict[s
 @pass_context  # so that Jinja does not call it while compiling
 def _finalize(context: Context, value: Any) -> Any:
     if isinstance(value, str):
-        current().text(len(value))
+        current().text(value)
         return value
     return text_of(value)

@@ -38,7 +38,7 @@ def _join(values: list[Any]) -> str:
     texts = [text_of(value) for value in values]
     budget.size(sum(map(len, texts)))
     joined = "".join(texts)
-    budget.text(len(joined))
+    budget.text(joined)
     return joined
 
 
