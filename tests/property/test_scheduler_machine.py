@@ -215,7 +215,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             if pick % 2:  # before or after the backend took in what is new and gone: the engine cannot know
                 self.rig.runner.execute(step)
             self.failed.update(ids)
-            self.rig.take(self.s.fail(step, "no power"))
+            self.s.fail(step, "no power")
+            self.rig.take(self.s.drain())
             SEEN["step failed"] += 1
             return
         out = self.rig.runner.execute(decode_step(encode_step(step)))

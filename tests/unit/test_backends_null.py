@@ -164,3 +164,19 @@ def test_life_cycle():
     made.close()
     with pytest.raises(RuntimeError, match="before load or after close"):
         made.execute(Step(0, ()))
+
+
+def test_static_shapes_give_the_tokens_of_dynamic_ones():
+    """Chunks of 64 and buckets of 8 over the usual blocks of 32, with preemptions."""
+    lengths = (1, 63, 64, 65, 128, 130, 7, 191, 64, 2, 100, 5)
+    outs = []
+    for made in (NullRunner(static=True), NullRunner()):
+        rig = Rig(blocks=24, runner=made, rows=80, seqs=16, max_len=260)
+        rig.add(*(request(i, n, 60, seed=i, ignore_eos=True) for i, n in enumerate(lengths)))
+        results = rig.finish()
+        assert {r.reason for r in results.values()} == {"length"}
+        outs.append({id: r.ids for id, r in results.items()})
+        assert rig.scheduler.stats.preemptions > 0
+        mixed = [step for step in rig.steps if len({s.n == 1 for s in step.slices}) == 2]
+        assert bool(mixed) == made.capabilities.mixed_batch
+    assert outs[0] == outs[1]

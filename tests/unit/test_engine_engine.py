@@ -124,6 +124,22 @@ def test_a_runner_that_raises_ends_the_requests_of_that_step_alone(late):
     assert rig.runner.held == {4}
 
 
+def test_an_interrupt_is_passed_on_and_leaves_the_engine_usable():
+    class Interrupted(Failing):
+        def execute(self, step):
+            if step.index == 2:
+                raise KeyboardInterrupt
+            return super().execute(step)
+
+    rig = Rig(runner=Interrupted(99, late=False), seqs=1)
+    rig.add(request(1, 4, 9, ignore_eos=True), request(2, 4, 3, ignore_eos=True))
+    with pytest.raises(KeyboardInterrupt):
+        rig.finish()
+    results = rig.finish()
+    assert (len(results[1].ids), results[1].reason) == (2, "error")
+    assert (len(results[2].ids), results[2].reason) == (3, "length")
+
+
 def test_an_output_for_too_few_slices_is_a_failed_step():
     rig = Rig(runner=Failing(0, late=True, short=True))
     rig.add(request(1, 4))

@@ -56,7 +56,7 @@ class Engine:
         """Compute one step, if there is one, and tell what came of it.
 
         If the runner raises, every request in the step ends with an "error" event; the backend must then
-        still be able to run other requests, or raise again.
+        still be able to run other requests, or raise again. The same for an interrupt, which is passed on.
         """
         step = self.scheduler.schedule(now)
         if step is None:
@@ -66,8 +66,11 @@ class Engine:
             output = self.runner.execute(step)
             if len(output.slices) != len(step.slices):
                 raise ValueError(f"{len(output.slices)} outputs for {len(step.slices)} slices")
-        except Exception as error:
-            return self.scheduler.fail(step, f"the backend failed: {type(error).__name__}: {error}")
+        except BaseException as error:
+            self.scheduler.fail(step, f"the backend failed: {type(error).__name__}: {error}")
+            if isinstance(error, Exception):
+                return self.scheduler.drain()
+            raise  # an interrupt: the next call of step tells the events
         if self._record is not None:
             self._record(step, output)
         if faults:

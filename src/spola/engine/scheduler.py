@@ -117,22 +117,15 @@ class Scheduler:
 
     def commit(self, step: Step, output: StepOutput) -> list[Event]:
         """Take the outcome of ``step`` in. Raises ValueError if it does not belong to a step in flight."""
-        if len(output.slices) != len(step.slices):
-            raise ValueError(f"step {step.index}: {len(output.slices)} outputs for {len(step.slices)} slices")
-        if step.index not in self._flying:
-            raise ValueError(f"step {step.index} is not in flight")
-        now = self._flying.pop(step.index) + output.elapsed_s
-        for piece, out in zip(step.slices, output.slices, strict=True):
-            self._land(self.requests[piece.id], piece, out, now)
-        self._verify()
+        self._land_all(step, output)
         return self.drain()
 
-    def fail(self, step: Step, message: str) -> list[Event]:
+    def fail(self, step: Step, message: str) -> None:
         """End every request of ``step``, which the backend could not execute, with ``message``."""
         # The backend may not have come to read what this step said was gone: say it again.
         self._gone.extend(step.gone)
         failed = tuple(SliceOutput(error=message) for _ in step.slices)
-        return self.commit(step, StepOutput(elapsed_s=0.0, slices=failed))
+        self._land_all(step, StepOutput(elapsed_s=0.0, slices=failed))
 
     def drain(self) -> list[Event]:
         """Events since the last call of ``commit`` or ``drain``."""
@@ -251,6 +244,16 @@ class Scheduler:
         return step
 
     # Outcomes
+
+    def _land_all(self, step: Step, output: StepOutput) -> None:
+        if len(output.slices) != len(step.slices):
+            raise ValueError(f"step {step.index}: {len(output.slices)} outputs for {len(step.slices)} slices")
+        if step.index not in self._flying:
+            raise ValueError(f"step {step.index} is not in flight")
+        now = self._flying.pop(step.index) + output.elapsed_s
+        for piece, out in zip(step.slices, output.slices, strict=True):
+            self._land(self.requests[piece.id], piece, out, now)
+        self._verify()
 
     def _land(self, request: Request, piece: Slice, out: SliceOutput, now: float) -> None:
         request.in_flight = False
