@@ -31,7 +31,8 @@ def server(model: str, *more: str) -> Iterator[tuple[subprocess.Popen[str], http
     process = subprocess.Popen([*SERVE, "0", "-m", model, *more], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        line = process.stderr.readline()
+        sizes, line = process.stderr.readline(), process.stderr.readline()
+        assert "KV cache up to" in sizes, sizes
         assert "serving" in line, line
         port = int(line.rsplit(":", 1)[1].split("/")[0])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)

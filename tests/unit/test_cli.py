@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from spola.cli.app import COMMANDS, main
 from spola.formats.gguf_write import write_gguf
+from support.cli import spola
 from support.service import tiny_file
 from support.tiny import Tiny
 
@@ -22,34 +20,6 @@ from support.tiny import Tiny
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_file(tmp_path_factory.mktemp("model")))
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def spola(*args: str, stdin: str | bytes = "", **env: str) -> Done:
-    """Run a command in this process, as the console script would."""
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
-    data = stdin.encode() if isinstance(stdin, str) else stdin
-    code = None
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
-        for name, value in env.items():
-            patch.setenv(name, value)
-        try:
-            main.main(list(args))
-        except SystemExit as exit:
-            code = exit.code
-    assert isinstance(code, int)
-    texts = []
-    for stream in (out, err):
-        stream.flush()
-        texts.append(stream.buffer.getvalue().decode())
-    return Done(code, *texts)
 
 
 def test_help_lists_every_command_without_importing_them() -> None:
@@ -121,6 +91,7 @@ def test_run_is_repeatable_by_seed(model: str) -> None:
         (["run", "--raw", "--system", "x", "hi"], 2, "--system"),
         (["run", "--no-such-option", "hi"], 2, "--no-such-option"),
         (["nonsense"], 2, "nonsense"),
+        (["run", "-m", "MODEL", "--backend", "null"], 2, "stdin is empty"),
         (["run", "-m", "MODEL", "--backend", "nonsense", "hi"], 1, "unknown backend"),
         (["run", "-m", "MODEL", "--backend", "null", "--kv-dtype", "q1", "hi"], 1, "kv_dtype"),
         (["run", "-m", "MODEL", "--backend", "null", "--kv-memory", "much", "hi"], 1, "--kv-memory"),

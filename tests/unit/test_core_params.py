@@ -33,9 +33,12 @@ BAD = [
     ("logprobs", 21),
     ("logprobs", -1),
     ("stop", ("",)),
-    ("stop", "text"),
+    ("stop", ""),
+    ("stop", 5),
+    ("stop", (5,)),
     ("stop", tuple("abcdefghijklmnopq")),
     ("stop_token_ids", (-1,)),
+    ("stop_token_ids", 5),
     ("logit_bias", {-1: 1.0}),
 ]
 
@@ -67,3 +70,8 @@ def test_unknown_names_are_refused():
 @pytest.mark.parametrize(("temperature", "greedy"), [(0.0, True), (1e-6, True), (1e-5, False), (1.0, False)])
 def test_greedy_starts_below_a_hundred_thousandth(temperature, greedy):
     assert SamplingParams(temperature=temperature).greedy is greedy
+
+
+def test_one_stop_as_a_string_and_none_are_taken_as_vllm_takes_them():
+    assert SamplingParams(stop="text").stop == ("text",)
+    assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()

@@ -13,7 +13,7 @@ from spola.core.errors import ConfigError
 from spola.runtime.config import EngineConfig, Options, parse_bytes
 from spola.runtime.machine import describe_bytes
 
-__all__ = ["describe", "engine_options", "read_options", "sampling_options"]
+__all__ = ["describe", "engine_options", "in_short", "read_options", "sampling_options"]
 
 _Decorator = Callable[[Any], Any]
 
@@ -101,6 +101,16 @@ def describe(config: EngineConfig, load_s: float) -> None:
         f"(trained for {config.trained_context})"
     )
     note(f"memory     {describe_bytes(config.usable_bytes)} may be used")
+
+
+def in_short(config: EngineConfig, load_s: float) -> str:
+    """One line for a server's log: what takes the memory, and how long requests may be."""
+    tokens = config.kv_bytes // config.kv_bytes_per_token
+    return (
+        f"{config.model} on {config.backend} with {config.threads} threads, loaded in {load_s:.1f} s: "
+        f"weights {describe_bytes(config.weights_bytes)}, KV cache up to {describe_bytes(config.kv_bytes)} "
+        f"({tokens} tokens), requests up to {config.max_model_len} tokens"
+    )
 
 
 def _text(path: Path) -> str:

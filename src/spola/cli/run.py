@@ -51,6 +51,8 @@ def command(
     if prompt is None and not talk:
         # A line from echo ends in a newline that nobody meant to ask about.
         prompt = read_stdin("PROMPT").removesuffix("\n")
+        if not prompt:
+            raise click.UsageError("there is no PROMPT and stdin is empty")
     options = read_options(given, max_seqs=1)
     service = build_service(model, options)
     try:

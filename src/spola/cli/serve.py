@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from spola.cli.options import describe, engine_options, read_options
+from spola.cli.options import describe, engine_options, in_short, read_options
 from spola.cli.output import emit_json, json_option, note
 from spola.load.resolve import resolve_model
 from spola.runtime.build import build_service
@@ -55,6 +55,8 @@ def command(
             note(f"spola: note: {line}")
         if verbose:
             describe(service.config, service.load_s)
+        else:
+            note(in_short(service.config, service.load_s))
         return service
 
     def ready(url: str, service: Service) -> None:

@@ -28,7 +28,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     penalty (output only), temperature, top_k, top_p, min_p, draw. ``temperature`` 0 is greedy.
     ``top_k`` 0 or -1 is off. ``logprobs`` asks for that many alternatives per generated token, taken
     from the raw distribution (log-softmax of the unmodified logits); the chosen token is always listed.
-    ``seed`` is reduced modulo 2**64; None draws one at admission.
+    ``seed`` is reduced modulo 2**64; None draws one at admission. ``stop`` may be given as one string.
 
     Raises RequestError naming the field on a value out of range.
     """
@@ -52,6 +52,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        # vLLM's scripts write one stop as a string, and None for nothing.
+        if isinstance(self.stop, str) or self.stop is None:
+            msgspec.structs.force_setattr(self, "stop", (self.stop,) if self.stop is not None else ())
+        if self.stop_token_ids is None:
+            msgspec.structs.force_setattr(self, "stop_token_ids", ())
         _integer("n", self.n, 1, MAX_N)
         _number("temperature", self.temperature, 0.0, math.inf)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
@@ -67,6 +72,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _check_stops(self.stop)
+        if not isinstance(self.stop_token_ids, (tuple, list)):
+            raise RequestError("stop_token_ids must be a list of token ids", param="stop_token_ids")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, _INT32 - 1)
         for token, bias in (self.logit_bias or {}).items():

@@ -183,14 +183,20 @@ def _runner_config(config: EngineConfig) -> RunnerConfig:
 
 
 def _template(model: Model, options: Options) -> ChatTemplate | None:
-    source = options.chat_template if options.chat_template is not None else model.template
+    """The compiled chat template. Raises ModelError naming where it came from when it is none."""
+    source, place = options.chat_template, "the chat template given"
+    if source is None:
+        source, place = model.template, f"{model.path} (another template can be given)"
     if source is None:
         return None
     tokenizer = model.tokenizer
     bos, eos = (
         "" if token is None else tokenizer.token_text(token) for token in (tokenizer.bos_id, tokenizer.eos_id)
     )
-    return ChatTemplate(source, bos, eos)
+    try:
+        return ChatTemplate(source, bos, eos)
+    except ModelError as error:
+        raise ModelError(f"{place}: {error}") from None
 
 
 def _notes(where: ModelPath, model: Model) -> tuple[str, ...]:

@@ -132,8 +132,8 @@ def _limit(root: Path, total: int) -> tuple[int, str]:
     group = cgroup.memory_limit(root)
     if group is not None and group < limit:
         limit, reason = group, "control group limit"
-    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if root == Path("/") and soft != resource.RLIM_INFINITY and soft < limit:
+    soft = _address_space(root)
+    if soft is not None and soft < limit:
         limit, reason = soft, "address space limit (ulimit -v)"
     return limit, reason
 
@@ -143,7 +143,24 @@ def _available(root: Path, free: int, limit: int) -> int:
     if used is not None:
         group = cgroup.memory_limit(root)
         free = min(free, max(0, (group or limit) - used))
+    soft = _address_space(root)
+    if soft is not None:
+        free = min(free, max(0, soft - _mapped()))
     return min(free, limit)
+
+
+def _address_space(root: Path) -> int | None:
+    """The process's own limit (ulimit -v), which a made-up root does not have."""
+    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if root != Path("/") or soft == resource.RLIM_INFINITY else soft
+
+
+def _mapped() -> int:
+    """Bytes of address space this process has now; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
 
 
 def _huge_pages(root: Path) -> str:
