@@ -463,3 +463,19 @@ def test_a_one_token_prompt_does_not_join_a_chunk_where_kinds_alternate():
     rig.finish()
     for step in rig.steps:
         assert len({s.n == 1 for s in step.slices}) == 1
+
+
+def test_drafts_take_no_block_that_another_decode_needs():
+    """Both requests are at the end of a block and one block each is left."""
+    want = expected(request(1, 7, 9), request(1, 7).known, 200).ids
+    for drafts, taken in ((5, 0), (3, 3)):  # they need two blocks, or one
+        rig = Rig(blocks=6)
+        rig.add(request(1, 7, 9, ignore_eos=True), request(2, 7, 9, ignore_eos=True))
+        rig.step()
+        rig.step()
+        assert rig.scheduler.kv.pools[0].available == 2
+        rig.scheduler.requests[1].drafts = want[2 : 2 + drafts]
+        step = rig.step()
+        assert [piece.id for piece in step.slices] == [1, 2]
+        assert step.slices[0].n_drafts == taken
+        assert rig.scheduler.stats.preemptions == 0

@@ -16,7 +16,7 @@ __all__ = ["check_scheduler"]
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
-    """Queues, blocks and requests agree with each other, and somebody can always go on."""
+    """Queues, blocks and requests agree with each other."""
     waiting, running, kv = scheduler.waiting, scheduler.running, scheduler.kv
     for queue, status in ((waiting, Status.WAITING), (running, Status.RUNNING)):
         ranks = [request.rank for request in queue]

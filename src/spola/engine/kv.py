@@ -104,11 +104,15 @@ class KvSpace:
             pool.promised += table.promised
         return True
 
-    def extend(self, owner: TableOwner, end: int) -> bool:
-        """Make the tables cover positions [0, end). False, and nothing done, if a pool has too few blocks."""
+    def extend(self, owner: TableOwner, end: int, *, spare: int = 0) -> bool:
+        """Make the tables cover positions [0, end).
+
+        False, and nothing done, unless every pool keeps ``spare`` blocks available.
+        """
         want = self.blocks(end)
         for pool, table in zip(self.pools, owner.tables, strict=True):
-            if want - len(table.ids) - table.promised > pool.available:
+            more = want - len(table.ids) - table.promised
+            if more > 0 and more + spare > pool.available:
                 return False
         for pool, table in zip(self.pools, owner.tables, strict=True):
             for _ in range(want - len(table.ids)):

@@ -46,12 +46,12 @@ class Plan:
         return max(n, 0)
 
     def drafts(self, request: Request, singles: int) -> int:
-        """Drafts that fit beside one row for each of ``singles`` requests."""
+        """Drafts that fit beside one row for each of ``singles`` requests; none under a bounded context."""
         if not request.drafts or not self._shape.speculation or request.guard is not None:
             return 0
-        room = min(self._rows - singles, self._shape.chunk - 1, request.limit - len(request.known) - 1)
         if self._context is not None:
-            room = min(room, self._context - request.computed - 1)
+            return 0
+        room = min(self._rows - singles, self._shape.chunk - 1, request.limit - len(request.known) - 1)
         return max(0, min(len(request.drafts), room))
 
     def add(self, request: Request, rows: int, drafts: int = 0) -> None:

@@ -112,6 +112,8 @@ class Scheduler:
             if plan.entries:
                 break
         step = self._emit(plan, now) if plan.entries else None
+        if self._check and step is None:
+            assert self._flying or not self.requests, "there is work and nothing in flight, but no step"
         self._verify()
         return step
 
@@ -148,8 +150,9 @@ class Scheduler:
             if request.status is not Status.RUNNING or not plan.rows(request):
                 continue
             drafts = plan.drafts(request, left)
-            if drafts and not self.kv.extend(request, request.computed + 1 + drafts):
-                drafts = 0  # speculation goes before anybody is preempted
+            # Speculation takes no block that this or a later decode may need: nobody is preempted for it.
+            if drafts and not self.kv.extend(request, request.computed + 1 + drafts, spare=left - 1):
+                drafts = 0
             if drafts or self._make_room(request, plan):
                 plan.add(request, 1, drafts)
 
