@@ -9,6 +9,7 @@ be asked for gigabytes in one call. Nothing here knows about chats.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from string import Formatter
 from typing import Any, cast
@@ -128,7 +129,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         tree = self.parse(source)
         for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
             raise TemplateSyntaxError("other files cannot be included, imported or extended", node.lineno)
-        code = self.compile(Weaver().visit(tree))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # Python's advice on the template's own nonsense
+            code = self.compile(Weaver().visit(tree))
         return Template.from_code(self, code, self.make_globals(None))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:

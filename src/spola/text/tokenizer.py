@@ -126,7 +126,8 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The exact bytes of ``token``; a control token's own text. Raises RequestError for a foreign id."""
-        self.check_ids((token,))
+        if type(token) is not int or not 0 <= token < len(self._bytes):
+            self.check_ids((token,))
         found = self._bytes[token]
         if found is None:
             found = b"" if self.vocab.types[token] == UNUSED else self._codec.token_bytes(token)
@@ -139,7 +140,8 @@ class Tokenizer:
 
     def is_special(self, token: int) -> bool:
         """Whether ``token`` carries structure, not text (control tokens, the unknown token)."""
-        self.check_ids((token,))
+        if type(token) is not int or not 0 <= token < len(self._bytes):
+            self.check_ids((token,))
         return self.vocab.is_special(token)
 
     def check_ids(self, ids: Iterable[int], param: str | None = None) -> None:
