@@ -124,6 +124,19 @@ def test_the_window_ends_an_answer() -> None:
     assert (choice.finish_reason, len(choice.token_ids)) == ("length", 35)
 
 
+def test_rows_that_only_pad_the_table_are_never_drawn(tmp_path: Path) -> None:
+    with LLM(str(tiny_file(tmp_path, vocab=4096)), max_num_seqs=4) as tiny:
+        size = tiny.get_tokenizer().vocab_size
+        hot = [
+            SamplingParams(temperature=3, seed=s, max_tokens=100, ignore_eos=True, logprobs=3)
+            for s in range(4)
+        ]
+        choices = [o.outputs[0] for o in tiny.generate(["abc"] * 4, hot)]
+    ids = [token for choice in choices for token in choice.token_ids]
+    assert (len(ids), max(ids) < size < 4096) == (400, True)
+    assert len(set(ids)) > 100
+
+
 def test_tokenize_adds_no_bos_for_this_model() -> None:
     found = json.loads(spola("tokenize", "--json", FRANCE).stdout)
     assert found["n"] == 5

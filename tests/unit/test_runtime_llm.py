@@ -152,6 +152,19 @@ def test_n_choices_differ_and_repeat_by_seed(tmp_path: Path) -> None:
     assert len({tuple(ids) for ids in free}) > 1
 
 
+def test_rows_that_only_pad_the_table_are_never_drawn(tmp_path: Path) -> None:
+    with LLM(str(tiny_file(tmp_path, vocab=4096)), backend="null") as llm:
+        size = llm.get_tokenizer().vocab_size
+        hot = [
+            SamplingParams(seed=s, max_tokens=50, ignore_eos=True, stop=("|",) * (s % 2)) for s in range(8)
+        ]
+        ids = [i for o in llm.generate(["abc"] * 8, hot) for i in o.outputs[0].token_ids]
+    assert size < 4096
+    assert len(ids) == 400
+    assert max(ids) < size
+    assert len(set(ids)) > 5
+
+
 def test_chat_goes_through_the_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "hi"}]
     output = llm.chat(messages, params())[0]

@@ -111,8 +111,12 @@ def _completion(choice: Choice, wanted: int | None, tokenizer: Tokenizer) -> Com
 
 
 def _table(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    def text(token: int) -> str:
+        # The raw distribution also has the rows that only pad the vocabulary; they have no text.
+        return tokenizer.token_text(token) if token < tokenizer.vocab_size else ""
+
     ranks = {token: rank for rank, (token, _) in enumerate(entry.top, start=1)}
-    rows = {entry.id: Logprob(entry.logprob, ranks.get(entry.id), tokenizer.token_text(entry.id))}
+    rows = {entry.id: Logprob(entry.logprob, ranks.get(entry.id), text(entry.id))}
     for token, value in entry.top:
-        rows.setdefault(token, Logprob(value, ranks[token], tokenizer.token_text(token)))
+        rows.setdefault(token, Logprob(value, ranks[token], text(token)))
     return rows
