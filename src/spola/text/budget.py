@@ -80,7 +80,7 @@ class Budget:
         if isinstance(value, str):
             weight = 1 + len(value) // _CHARS_PER_STEP
             self.spend(weight)
-        elif isinstance(value, _CONTAINERS):
+        elif isinstance(value, (range, *_CONTAINERS)):
             weight = self.measure(value)[0]
             self.spend(weight // _WALK_PER_STEP)
         else:
@@ -110,6 +110,8 @@ class Budget:
         """(weight, depth) of ``value`` as a tree. Each container is walked once, its parts from memory."""
         if isinstance(value, str):
             return 1 + len(value) // _CHARS_PER_STEP, 0
+        if isinstance(value, range):
+            return 1 + len(value), 1
         if not isinstance(value, _CONTAINERS):
             return 1, 0
         known = self._known.get(id(value))

@@ -71,8 +71,11 @@ _DEEP = frozenset(
         "wordcount",
     )
 )
+# Filters that run other filters or tests on every element, also on those that do not come out.
+_EACH = frozenset(("map", "reject", "rejectattr", "select", "selectattr"))
 # How much more than a copy of its argument a filter costs.
 _SLOW = {"title": 32, "wordcount": 32, "truncate": 8, "sort": 8, "dictsort": 8, "groupby": 8, "unique": 8}
+_SLOW |= {"min": 8, "max": 8, "sum": 4}
 # Where the name of an attribute stands among the arguments, after the environment and the value.
 _ATTRIBUTE = {"selectattr": 2, "rejectattr": 2, "groupby": 2, "sum": 2}
 _ATTRIBUTE |= {"unique": 3, "min": 3, "max": 3, "sort": 4}
@@ -160,6 +163,8 @@ def _bounded(name: str, function: Function, *, deep: bool) -> Function:
         ):
             raise SecurityError("sum() of anything but numbers")
         args = tuple(_taken(arg, deep, largest) for arg in args)
+        if name in _EACH and len(args) > 1 and isinstance(args[1], (str, list, tuple, dict, range)):
+            args = (args[0], budget.counted(iter(args[1])), *args[2:])
         if slow:
             budget.spend(slow * budget.walk(args) // 16)
         kwargs = {key: _taken(arg, deep, largest) for key, arg in kwargs.items()}
@@ -184,7 +189,7 @@ def _taken(value: Any, deep: bool, largest: int | None) -> Any:
         return budget.counted(value)
     if deep or isinstance(value, str):
         budget.walk(value)
-    elif isinstance(value, (list, tuple, dict)):
+    elif isinstance(value, (list, tuple, dict, range)):
         budget.items(len(value))
     return value
 
