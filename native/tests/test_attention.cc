@@ -216,9 +216,12 @@ void check_rope(int half, bool interleaved, check::Random& random) {
 void test_attention() {
   check::Random random(4);
   const int dims[][2] = {{64, 64}, {128, 128}, {80, 80}, {96, 40}, {8, 8}, {36, 20}, {5, 13}, {256, 64}};
+  const int group_sizes[] = {1, 2, 3, 4, 7};
+  int turn = 0;
   for (const auto& dim : dims) {
-    for (int heads : {1, 2, 3, 4, 7}) {
-      for (int rows = 1; rows <= kMaxRows; ++rows) {
+    for (int rows = 1; rows <= kMaxRows; ++rows) {
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        const int heads = group_sizes[turn++ % 5];
         const int blocks = 1 + random.below(kSegment / kBlock);
         const int first = random.below(kSegment / kBlock - blocks + 1);
         const float cap = random.below(3) == 0 ? 5.0f : 0.0f;
