@@ -212,7 +212,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         step = self.flying.pop(0)
         ids = [piece.id for piece in step.slices]
         if fault == "step":
-            if pick % 2:  # before or after the backend took in what is new and gone: the engine cannot know
+            # Before or after the backend took in what is new and gone: the engine cannot know. Steps that
+            # are in flight behind it were planned as if it had.
+            if pick % 2 or self.flying:
                 self.rig.runner.execute(step)
             self.failed.update(ids)
             self.s.fail(step, "no power")
