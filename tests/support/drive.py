@@ -137,7 +137,7 @@ class Driver:
 
     def _free_blocks(self, r: _Running) -> None:
         for group, table in enumerate(r.tables):
-            for block in table:
+            for block in (b for b in table if b >= 0):
                 self.runner.poison(group, block)  # type: ignore[attr-defined]
                 self.free[group].append(block)
         r.tables = []
@@ -150,6 +150,7 @@ class Driver:
             drafts = job.drafts[len(r.out.ids) : job.steps - 1]
         ids = [*r.known[start:end], *drafts]
         self._reserve(r, start + len(ids))
+        self._drop_dead(r)
         n_head = len(ids)
         if job.want == "sample":
             n_head = 1 + len(drafts) if end == r.goal else 0
@@ -172,6 +173,17 @@ class Driver:
         for table, free in zip(r.tables, self.free, strict=True):
             while len(table) * BLOCK_TOKENS < positions:
                 table.append(int(free.pop(int(self.rng.integers(len(free))))))
+
+    def _drop_dead(self, r: _Running) -> None:
+        """Give back what a window has left behind, as the engine does: -1 in the table, NaN in the block."""
+        for index, group in enumerate(self.config.kv_groups):
+            dead = max(0, r.computed - group.window + 1) // BLOCK_TOKENS if group.kind == "window" else 0
+            for entry in range(dead):
+                block = r.tables[index][entry]
+                if block >= 0:
+                    self.runner.poison(index, block)  # type: ignore[attr-defined]
+                    self.free[index].append(block)
+                    r.tables[index][entry] = -1
 
 
 def _state(r: _Running) -> RequestState:
