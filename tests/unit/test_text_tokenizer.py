@@ -53,6 +53,20 @@ def test_special_tokens_only_when_asked(smollm2):
     assert smollm2.decode(smollm2.encode(text, parse_special=True)) == "user\nhi\n"
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["<|im_start|>", "<|im_end|>", "<|", "im_end", "|>", "<", "a", " "]), max_size=12
+    )
+)
+def test_broken_special_tokens_are_just_text(smollm2, parts):
+    text = "".join(parts)
+    broken = smollm2.break_special(text, "\ufdd0")
+    ids = smollm2.encode(broken, parse_special=True, drop="\ufdd0")
+    assert broken.replace("\ufdd0", "") == text
+    assert ids == smollm2.encode(text)
+
+
 def test_no_stray_bos_and_none_twice(smollm2):
     assert smollm2.encode("hi") == [6004]
     assert smollm2.encode("hi", add_bos=True) == [1, 6004]

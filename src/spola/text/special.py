@@ -64,6 +64,21 @@ class SpecialScanner:
             parts.append(text[done:])
         return parts
 
+    def broken(self, text: str, mark: str) -> str:
+        """``text`` with ``mark`` behind the first character of every place where a token is spelled.
+
+        Tokens of one character are left as they are.
+        """
+        if self._candidate is None:
+            return text
+        out, done = [], 0
+        for found in self._candidate.finditer(text):
+            at = found.start()
+            if self._match(text, at)[1] > 1:
+                out += [text[done : at + 1], mark]
+                done = at + 1
+        return "".join([*out, text[done:]])
+
     def _match(self, text: str, at: int) -> tuple[int, int]:
         for start in (text[at : at + 2], text[at]):
             for length in self._lengths.get(start, ()):
