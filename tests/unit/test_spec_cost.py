@@ -176,13 +176,14 @@ def test_the_manifest_names_every_natural_part() -> None:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (replace(LAYER, mlp=MoeMlp(4, 2, MLP, Router("softmax", True))), "MoeMlp is not supported yet"),
+        (
+            replace(LAYER, mlp=MoeMlp(4, 2, replace(MLP, bias=True), Router("softmax", True))),
+            "layer 1: experts with biases or without gates",
+        ),
         (
             replace(LAYER, attention=LatentAttention(4, None, 8, 4, 4, 4, 1.0, NoPositions(), NORM)),
             "LatentAttention is not supported yet",
         ),
-        (replace(LAYER, attention=replace(ATTENTION, merged_qkv=True)), "merged q, k and v"),
-        (replace(LAYER, mlp=replace(MLP, merged=True)), "merged gate and up"),
     ],
 )
 def test_parts_without_names_are_refused_by_name(layer: Layer, message: str) -> None:

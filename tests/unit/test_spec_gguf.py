@@ -214,7 +214,10 @@ def test_rope_factors_tensor() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"general__architecture": "mamba"}, "architecture 'mamba' is not supported; supported are: llama"),
+        (
+            {"general__architecture": "mamba"},
+            "architecture 'mamba' is not supported; supported are: falcon,",
+        ),
         ({"general__architecture": 7}, "general.architecture is missing or not a string"),
         ({"block_count": None}, "llama.block_count is missing"),
         ({"block_count": 0}, "llama.block_count must be between 1 and"),
@@ -249,7 +252,8 @@ def test_rope_factors_tensor() -> None:
         ({"rope__scaling__type": "llama3"}, "rope.scaling.factor must be at least 1 for llama3"),
         ({"rope__scaling__attn_factor": 2.0}, "rope.scaling.attn_factor is 2, which only yarn"),
         (SCALED | {"rope__scaling__yarn_beta_slow": 64.0}, "yarn_beta_slow must be below yarn_beta_fast"),
-        ({"expert_count": 8}, "llama.expert_count is 8; only 0 is supported"),
+        ({"expert_count": 8}, r"tensor blk\.0\.ffn_gate_inp\.weight is missing"),
+        ({"expert_group_count": 4}, "llama.expert_group_count is 4; only 0 is supported"),
         ({"attention__causal": False}, "llama.attention.causal is False; only True"),
         ({"logit_scale": 0.5}, "llama.logit_scale is 0.5"),
         ({"vocab_size": 41}, r"llama.vocab_size is 41, but token_embd\.weight has 40 rows"),

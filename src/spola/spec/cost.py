@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from spola.core.dtype import BY_NAME, nbytes
 from spola.core.runner import BLOCK_TOKENS, KvGroup
-from spola.spec.decoder import Attention, DecoderSpec
+from spola.spec.decoder import Attention, DecoderSpec, MoeMlp
 from spola.spec.manifest import TensorInfo, manifest
 
 __all__ = [
@@ -40,11 +40,14 @@ def weight_bytes(spec: DecoderSpec, dtypes: Mapping[str, str]) -> int:
 def streamed_weight_bytes(spec: DecoderSpec, dtypes: Mapping[str, str], rows: int = 1) -> int:
     """Bytes of weights that one step of ``rows`` rows reads, when logits are wanted.
 
-    Everything once, but of an untied embedding only the rows looked up.
+    Everything once, but of an untied embedding only the rows looked up, and of experts at most as many as
+    the rows can choose.
     """
     total = 0
     for info in manifest(spec):
         size = _bytes(info, dtypes)
+        if info.role == "experts":
+            size = size // info.shape[0] * min(rows * _used(spec, info), info.shape[0])
         if info.role == "embedding" and not spec.head.tied:
             size = size // info.shape[0] * min(rows, info.shape[0])
         total += size
@@ -75,8 +78,16 @@ def decode_bytes(
 
 
 def matmul_parameters(spec: DecoderSpec) -> int:
-    """Parameters of the linear layers, without embedding and head; twice this are the FLOPs of a row."""
-    return sum(_size(info) for info in manifest(spec) if info.role == "linear")
+    """Parameters of the linear layers that a row goes through, without embedding and head; of experts those
+    chosen. Twice this are the FLOPs of a row.
+    """
+    total = 0
+    for info in manifest(spec):
+        if info.role in ("linear", "router"):
+            total += _size(info)
+        elif info.role == "experts":
+            total += _size(info) // info.shape[0] * _used(spec, info)
+    return total
 
 
 def prefill_flops(spec: DecoderSpec, tokens: int, start: int = 0, head_rows: int = 1) -> int:
@@ -128,6 +139,13 @@ def _pairs(start: int, tokens: int, window: int | None) -> int:
         return window * (window + 1) // 2 + (n - window) * window
 
     return below(start + tokens) - below(start)
+
+
+def _used(spec: DecoderSpec, info: TensorInfo) -> int:
+    """How many experts of the stack ``info`` a row goes through."""
+    mlp = spec.layers[int(info.name.split(".")[1])].mlp
+    assert isinstance(mlp, MoeMlp)
+    return mlp.used
 
 
 def _size(info: TensorInfo) -> int:

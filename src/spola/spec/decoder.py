@@ -25,6 +25,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
+    "LongRopeTensors",
     "MoeMlp",
     "NoPositions",
     "NoScaling",
@@ -101,6 +102,7 @@ class YarnScaling:
     beta_slow: float = 1.0
     extrapolation: float = 1.0
     attention_factor: float | None = None
+    truncate: bool = True  # the ramp's ends rounded outwards to whole dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,17 @@ class LongRopeScaling:
     attention_factor: float | None = None
 
 
-RopeScaling = NoScaling | LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclass(frozen=True, slots=True)
+class LongRopeTensors:
+    """LongRoPE whose divisors lie in two tensors of the file, named as in ``Rope.factors``."""
+
+    short: str
+    long: str
+    original_context: int
+    attention_factor: float
+
+
+RopeScaling = NoScaling | LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | LongRopeTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +176,7 @@ class Attention:
 
     ``scale`` multiplies q.k. ``window`` w: position p sees p - w + 1 .. p. ``softcap`` c: scores become
     c * tanh(s / c). ``sinks``: one learned logit per head in the denominator. ``qk_norm``: a norm on q and
-    k, over each head or over the whole vector. ``merged_qkv``: the file holds one qkv tensor.
+    k, over each head or over the whole vector.
     """
 
     heads: int
@@ -181,7 +193,6 @@ class Attention:
     qk_norm_span: Literal["head", "whole"] = "head"
     qkv_bias: bool = False
     out_bias: bool = False
-    merged_qkv: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +217,7 @@ class LatentAttention:
 class DenseMlp:
     """down(act(gate(x)) * up(x)) when gated, else down(act(up(x))).
 
-    ``clamp`` c bounds gate from above by c and up to [-c, c] (gpt-oss). ``merged``: one tensor holds gate
-    and up.
+    ``clamp`` c bounds gate from above by c and up to [-c, c] (gpt-oss).
     """
 
     ff: int
@@ -215,7 +225,6 @@ class DenseMlp:
     gated: bool = True
     bias: bool = False
     clamp: float | None = None
-    merged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

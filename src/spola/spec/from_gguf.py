@@ -1,4 +1,4 @@
-"""GGUF metadata and tensor table -> DecoderSpec, for the architectures of a small table.
+"""GGUF metadata and tensor table -> DecoderSpec, for the architectures of a table.
 
 Keys are those of the GGUF specification (docs/gguf.md of the ggml repository) and defaults are those that
 its writers count on. Every key is checked for type and range, every tensor for its shape. Reads no file and
@@ -7,50 +7,21 @@ decodes nothing; a tokenizer is looked at for its size only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from spola.core.errors import ModelError
-from spola.spec.decoder import (
-    Attention,
-    DecoderSpec,
-    DenseMlp,
-    Head,
-    Layer,
-    RmsNorm,
-    Rope,
-)
-from spola.spec.gguf_keys import Keys
-from spola.spec.gguf_rope import ROPE_FREQS, read_scaling
-from spola.spec.manifest import check_tensors
+from spola.spec import gguf_parts as parts
+from spola.spec.decoder import Attention, DecoderSpec, Head, Layer, LearnedPositions, NoPositions
+from spola.spec.gguf_keys import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Keys
+from spola.spec.gguf_rows import ROWS, GgufRow
+from spola.spec.manifest import TensorInfo
+from spola.spec.sources import Merged, Names, Source, TensorTable, resolve, unused
 
-__all__ = ["SUPPORTED", "TensorTable", "from_gguf"]
+__all__ = ["SUPPORTED", "TensorTable", "from_gguf", "gguf_sources"]
 
-# GGUF tensor name -> (DType name, shape with the innermost dimension last).
-TensorTable = Mapping[str, tuple[str, tuple[int, ...]]]
-
-# Keys of other architectures that would change the output: obeying them is not written, so a file that sets
-# one to anything but its neutral value is refused.
-_NEUTRAL: dict[str, Any] = {
-    "expert_count": 0,
-    "expert_used_count": 0,
-    "attention.causal": True,
-    "attention.clamp_kqv": 0.0,
-    "attention.max_alibi_bias": 0.0,
-    "attention.scale": 0.0,
-    "attn_logit_softcapping": 0.0,
-    "final_logit_softcapping": 0.0,
-    "logit_scale": 1.0,
-    "residual_scale": 1.0,
-    "embedding_scale": 1.0,
-    "use_parallel_residual": False,
-    "rope.scaling.alpha": 0.0,
-}
-
-MAX_LAYERS = 4096
-MAX_HEADS = 65536
-MAX_WIDTH = 1 << 24
-MAX_CONTEXT = (1 << 31) - 1
+SUPPORTED = tuple(sorted(ROWS))
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: TensorTable) -> tuple[DecoderSpec, list[str]]:
@@ -62,121 +33,114 @@ def from_gguf(metadata: Mapping[str, Any], tensors: TensorTable) -> tuple[Decode
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str):
         raise ModelError("key general.architecture is missing or not a string; this is no model file")
-    read = SUPPORTED.get(arch)
-    if read is None:
-        names = ", ".join(sorted(SUPPORTED))
-        raise ModelError(f"architecture {arch[:64]!r} is not supported; supported are: {names}")
+    row = ROWS.get(arch)
+    if row is None:
+        raise ModelError(
+            f"architecture {arch[:64]!r} is not supported; supported are: {', '.join(SUPPORTED)}"
+        )
     keys = Keys(metadata, arch)
-    spec = read(keys, tensors)
-    warnings = check_tensors(spec, tensors)
-    return spec, warnings + keys.unread(_NEUTRAL)
+    spec = _read(keys, tensors, row)
+    sources = gguf_sources(spec, tensors)
+    parts.refuse_non_neutral(keys)
+    return spec, unused(sources, tensors) + keys.unread(parts.NEUTRAL)
 
 
-def _embedding(keys: Keys, tensors: TensorTable, hidden: int) -> int:
-    """Rows of the embedding, which are the vocabulary; a shorter tokenizer leaves padding rows."""
-    name = "token_embd.weight"
-    if name not in tensors:
-        raise ModelError(f"tensor {name} is missing; the file is incomplete or holds a vocabulary only")
-    shape = tuple(tensors[name][1])
-    if len(shape) != 2 or shape[1] != hidden or shape[0] < 1:
-        raise ModelError(f"tensor {name} has shape {list(shape)}, expected [vocabulary, {hidden}]")
-    declared = keys.optional_integer("vocab_size", 1, MAX_WIDTH)
-    if declared is not None and declared > shape[0]:
-        raise ModelError(f"key {keys.arch}.vocab_size is {declared}, but {name} has {shape[0]} rows")
-    tokens = keys.metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list) and len(tokens) > shape[0]:
-        raise ModelError(
-            f"key tokenizer.ggml.tokens has {len(tokens)} entries, but {name} has only {shape[0]} rows"
-        )
-    return shape[0]
+def gguf_sources(spec: DecoderSpec, tensors: TensorTable) -> dict[str, Source]:
+    """Where in a GGUF file each tensor of ``spec`` lies, by canonical name.
+
+    Raises ModelError naming the first tensor that is missing or has another shape.
+    """
+    row = ROWS[spec.arch]
+
+    def direct(info: TensorInfo) -> tuple[str, ...]:
+        part, kind = info.name.rsplit(".", 1)
+        files = row.renames.get(part.rsplit(".", 1)[-1])
+        block = info.gguf.rsplit(".", 2)[0]
+        return tuple(f"{block}.{file}.{kind}" for file in files) if files else (info.gguf,)
+
+    def experts(info: TensorInfo) -> str | None:
+        # Files of early 2024 hold every expert by itself.
+        return info.gguf.replace("_exps.", ".{e}.") if info.role == "experts" else None
+
+    merged = [Merged(("attention.q", "attention.k", "attention.v"), "attn_qkv")]
+    if row.merged_mlp:
+        merged.append(Merged(("mlp.gate", "mlp.up"), "ffn_up"))
+    return resolve(spec, Names(direct, tuple(merged), "blk.{i}.", experts), tensors)
 
 
-def _present(tensors: TensorTable, names: list[str], what: str) -> bool:
-    """Whether all of ``names`` are there; ModelError when only some are."""
-    there = [name for name in names if name in tensors]
-    if there and len(there) != len(names):
-        missing = next(name for name in names if name not in tensors)
-        raise ModelError(f"tensor {missing} is missing, while other {what} are present ({there[0]})")
-    return bool(there)
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    hidden: int
+    layers: int
+    context: int
+    heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    k_dim: int
+    v_dim: int
 
 
-def _refuse_non_neutral(keys: Keys) -> None:
-    for key, neutral in _NEUTRAL.items():
-        value = keys.get(key)
-        if value is not None and value != neutral:
-            raise ModelError(f"key {keys.arch}.{key} is {value!r}; only {neutral!r} is supported")
-
-
-def _head_dims(keys: Keys, hidden: int, heads: tuple[int, ...]) -> tuple[int, int]:
-    """k and v dimensions of a head: the keys, else hidden / heads of the first layer."""
-    k_dim = keys.optional_integer("attention.key_length", 1, MAX_WIDTH)
-    v_dim = keys.optional_integer("attention.value_length", 1, MAX_WIDTH)
-    if (k_dim is None or v_dim is None) and hidden % heads[0]:
-        raise ModelError(
-            f"key {keys.arch}.attention.head_count is {heads[0]}, which does not divide embedding_length"
-            f" {hidden}; {keys.arch}.attention.key_length and value_length are needed then"
-        )
-    return k_dim or hidden // heads[0], v_dim or hidden // heads[0]
-
-
-def _llama(keys: Keys, tensors: TensorTable) -> DecoderSpec:
-    """Llama 1 to 3, Mistral, SmolLM and others that were converted under their name."""
-    _refuse_non_neutral(keys)
+def _sizes(keys: Keys) -> _Sizes:
     hidden = keys.integer("embedding_length", 1, MAX_WIDTH)
-    n_layers = keys.integer("block_count", 1, MAX_LAYERS)
+    n = keys.integer("block_count", 1, MAX_LAYERS)
     context = keys.integer("context_length", 1, MAX_CONTEXT)
-    heads = keys.per_layer("attention.head_count", n_layers, 1, MAX_HEADS)
-    kv_heads = keys.per_layer("attention.head_count_kv", n_layers, 1, MAX_HEADS, default=heads)
-    ff = keys.per_layer("feed_forward_length", n_layers, 1, MAX_WIDTH)
-    eps = keys.number("attention.layer_norm_rms_epsilon", 0.0, 1.0)
-    k_dim, v_dim = _head_dims(keys, hidden, heads)
-    rope = _rope(keys, tensors, k_dim, context)
-    window = keys.optional_integer("attention.sliding_window", 0, MAX_CONTEXT) or None
-    norm = RmsNorm(eps)
-    layers = []
-    for i in range(n_layers):
+    heads = keys.per_layer("attention.head_count", n, 1, MAX_HEADS)
+    kv_heads = keys.per_layer("attention.head_count_kv", n, 1, MAX_HEADS, default=heads)
+    k_dim, v_dim = parts.head_dims(keys, hidden, heads)
+    for i in range(n):
         if heads[i] % kv_heads[i]:
             raise ModelError(
                 f"key {keys.arch}.attention.head_count is {heads[i]} in layer {i}, which is no multiple of"
                 f" head_count_kv {kv_heads[i]}"
             )
+    return _Sizes(hidden, n, context, heads, kv_heads, k_dim, v_dim)
+
+
+def _read(keys: Keys, tensors: TensorTable, row: GgufRow) -> DecoderSpec:
+    sizes = _sizes(keys)
+    norm = row.family.make_norm(parts.epsilon(keys, row.family.norm))
+    scales = parts.scales(keys, row, sizes.hidden)
+    positions = parts.positions(keys, tensors, row, sizes.layers, sizes.k_dim, sizes.context)
+    windows = parts.windows(keys, row, sizes.layers)
+    mlps = parts.mlps(keys, tensors, row, sizes.layers)
+    layers: list[Layer] = []
+    for i in range(sizes.layers):
         blk = f"blk.{i}."
         qkv = [f"{blk}attn_{x}.bias" for x in "qkv"]
-        ffn = [f"{blk}ffn_{x}.bias" for x in ("gate", "up", "down")]
+        merged_bias = f"{blk}attn_qkv.bias" in tensors
+        qk_norm = norm if row.family.qk_norm else None
         attention = Attention(
-            heads=heads[i],
-            kv_heads=kv_heads[i],
-            k_dim=k_dim,
-            v_dim=v_dim,
-            scale=k_dim**-0.5,
-            positions=rope,
-            window=window,
-            qkv_bias=_present(tensors, qkv, "attention biases"),
+            heads=sizes.heads[i],
+            kv_heads=sizes.kv_heads[i],
+            k_dim=sizes.k_dim,
+            v_dim=sizes.v_dim,
+            scale=scales.attention or row.scale(sizes.k_dim, sizes.hidden, sizes.heads[i], sizes.layers),
+            positions=positions[i],
+            window=windows[i],
+            softcap=scales.attention_softcap,
+            q_norm=qk_norm,
+            k_norm=qk_norm,
+            qk_norm_span=row.family.qk_norm or "head",
+            qkv_bias=merged_bias or parts.present(tensors, qkv, "attention biases"),
             out_bias=f"{blk}attn_output.bias" in tensors,
         )
-        mlp = DenseMlp(ff[i], "silu", bias=_present(tensors, ffn, "MLP biases"))
-        layers.append(Layer(attention, mlp, norm, norm))
+        place = parts.placement(keys, tensors, row, i)
+        layers.append(
+            row.family.layer(attention, mlps[i], norm, placement=place, residual_scale=scales.residual)
+        )
     return DecoderSpec(
         arch=keys.arch,
         name=keys.text("general.name") or keys.arch,
-        vocab=_embedding(keys, tensors, hidden),
-        hidden=hidden,
-        context=context,
+        vocab=parts.embedding(keys, tensors, sizes.hidden),
+        hidden=sizes.hidden,
+        context=sizes.context,
         layers=tuple(layers),
         final_norm=norm,
-        head=Head(tied="output.weight" not in tensors),
+        head=Head(
+            tied="output.weight" not in tensors,
+            bias="output.bias" in tensors,
+            scale=scales.logits,
+            softcap=scales.logit_softcap,
+        ),
+        embedding_scale=scales.embedding,
+        positions=LearnedPositions(sizes.context) if row.learned_positions else NoPositions(),
     )
-
-
-def _rope(keys: Keys, tensors: TensorTable, k_dim: int, context: int) -> Rope:
-    dim = keys.optional_integer("rope.dimension_count", 2, k_dim) or k_dim
-    if dim % 2:
-        raise ModelError(f"key {keys.arch}.rope.dimension_count must be even, not {dim}")
-    base = keys.number("rope.freq_base", 1.0, 1e15, default=10000.0)
-    factors = ROPE_FREQS in tensors
-    scaling = read_scaling(keys, context, has_factors=factors)
-    # GGUF permutes the rows of q and k of this family for interleaved pairs.
-    return Rope(dim, base, "interleaved", scaling, ROPE_FREQS if factors else None)
-
-
-SUPPORTED: dict[str, Callable[[Keys, TensorTable], DecoderSpec]] = {"llama": _llama}

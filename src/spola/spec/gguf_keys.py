@@ -8,7 +8,12 @@ from typing import Any
 
 from spola.core.errors import ModelError
 
-__all__ = ["Keys"]
+__all__ = ["MAX_CONTEXT", "MAX_HEADS", "MAX_LAYERS", "MAX_WIDTH", "Keys"]
+
+MAX_LAYERS = 4096
+MAX_HEADS = 65536
+MAX_WIDTH = 1 << 24
+MAX_CONTEXT = (1 << 31) - 1
 
 
 class Keys:
@@ -27,6 +32,10 @@ class Keys:
         """The raw value of ``{arch}.{key}``, or None."""
         self._read.add(key)
         return self.metadata.get(f"{self.arch}.{key}")
+
+    def was_read(self, key: str) -> bool:
+        """Whether anything has asked for ``{arch}.{key}``."""
+        return key in self._read
 
     def text(self, key: str) -> str | None:
         """A string under its full name (no architecture in front), or None when absent."""

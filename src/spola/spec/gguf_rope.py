@@ -8,20 +8,29 @@ from __future__ import annotations
 import math
 
 from spola.core.errors import ModelError
-from spola.spec.decoder import LinearScaling, Llama3Scaling, NoScaling, RopeScaling, YarnScaling
+from spola.spec.decoder import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeTensors,
+    NoScaling,
+    RopeScaling,
+    YarnScaling,
+)
 from spola.spec.gguf_keys import Keys
 
-__all__ = ["ROPE_FREQS", "read_scaling"]
+__all__ = ["ROPE_FREQS", "ROPE_LONG", "read_scaling"]
 
 ROPE_FREQS = "rope_freqs.weight"
+ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
-_TYPES = ("none", "linear", "yarn", "llama3")
+_TYPES = ("none", "linear", "yarn", "llama3", "longrope")
 _MAX_FACTOR = 1e6
 
 
-def read_scaling(keys: Keys, context: int, *, has_factors: bool) -> RopeScaling:
+def read_scaling(keys: Keys, context: int, *, has_factors: bool, has_long: bool = False) -> RopeScaling:
     """The scaling that keys ``rope.scaling.*`` ask for.
 
+    ``has_factors``, ``has_long``: the file brings the divisors of Llama 3.1's rule, or LongRoPE's two sets.
     ``context`` stands in for a missing original length. Without a type, a factor means linear; a factor of
     0 means none. Raises ModelError naming the key.
     """
@@ -32,6 +41,14 @@ def read_scaling(keys: Keys, context: int, *, has_factors: bool) -> RopeScaling:
     original = keys.optional_integer("rope.scaling.original_context_length", 1, (1 << 31) - 1)
     attention = keys.number("rope.scaling.attn_factor", 1e-3, 1e3, default=1.0)
     yarn = _yarn_keys(keys)
+    if kind == "longrope" and not has_long:
+        raise ModelError(f"key {keys.arch}.rope.scaling.type is longrope, but tensor {ROPE_LONG} is missing")
+    if has_long:
+        if kind not in (None, "none", "longrope"):
+            raise ModelError(
+                f"key {keys.arch}.rope.scaling.type is {kind}, but the file has tensor {ROPE_LONG}"
+            )
+        return LongRopeTensors(ROPE_SHORT, ROPE_LONG, original or context, attention)
     if kind == "llama3":
         return _llama3(keys, factor, original or context, has_factors)
     if kind != "yarn":

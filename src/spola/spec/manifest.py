@@ -2,12 +2,12 @@
 
 One list feeds the loader, the planner, the quantizer and the sharder, so that none of them knows an
 architecture. Reads no file; names are those of GGUF (its tensor table) and of Hugging Face checkpoints of
-the llama family. A part without names here is refused by name.
+the llama family. What files merge, split or call otherwise is ``spec.sources``' business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,13 +19,17 @@ from spola.spec.decoder import (
     Layer,
     LayerNorm,
     LearnedPositions,
+    LongRopeTensors,
+    MoeMlp,
     Norm,
     Rope,
 )
 
-__all__ = ["Role", "ShardAxis", "TensorInfo", "check_tensors", "manifest"]
+__all__ = ["Role", "ShardAxis", "TensorInfo", "manifest"]
 
-Role = Literal["embedding", "positions", "norm", "linear", "bias", "sinks", "rope", "head"]
+Role = Literal[
+    "embedding", "positions", "norm", "linear", "experts", "router", "bias", "sinks", "rope", "head"
+]
 ShardAxis = Literal["rows", "columns"]
 
 # Parts of a name: canonical, GGUF, Hugging Face (the first that a checkpoint has is taken).
@@ -46,9 +50,9 @@ _DOWN: _Names = ("mlp.down", "ffn_down", ("mlp.down_proj", "mlp.c_proj", "mlp.fc
 class TensorInfo:
     """One row of a manifest.
 
-    ``name`` is canonical. ``gguf`` and ``hf`` are the names in files. ``shape`` is (rows, columns) or (n,),
-    innermost last. ``shard`` is the axis that tensor parallelism splits, None for a replicated tensor.
-    ``required`` False: the file may leave it out.
+    ``name`` is canonical. ``gguf`` and ``hf`` are the usual names in files. ``shape`` is (rows, columns),
+    (n,) or, of a stack of experts, (experts, rows, columns), innermost last. ``shard`` is the axis that
+    tensor parallelism splits, None for a replicated tensor. ``required`` False: the file may leave it out.
     """
 
     name: str
@@ -86,32 +90,6 @@ def manifest(spec: DecoderSpec) -> list[TensorInfo]:
     return out
 
 
-def check_tensors(spec: DecoderSpec, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
-    """Hold the tensors of a GGUF file, name -> (DType name, shape), against the manifest of ``spec``.
-
-    Returns one warning line per kind of tensor that the model has no use for. Raises ModelError naming the
-    first tensor that is missing or has another shape.
-    """
-    wanted = manifest(spec)
-    for info in wanted:
-        if info.gguf not in tensors:
-            if info.required:
-                raise ModelError(f"tensor {info.gguf} is missing; the file is incomplete or of another kind")
-            continue
-        shape = tuple(tensors[info.gguf][1])
-        if shape != info.shape:
-            raise ModelError(f"tensor {info.gguf} has shape {_shape(shape)}, expected {_shape(info.shape)}")
-    known = {info.gguf for info in wanted}
-    extra = [name for name in tensors if name not in known]
-    return [f"tensor {name} is not used by this model" for name in extra[:8]] + (
-        [f"{len(extra) - 8} more tensors are not used by this model"] if len(extra) > 8 else []
-    )
-
-
-def _shape(shape: Iterable[int]) -> str:
-    return "[" + ", ".join(map(str, shape)) + "]"
-
-
 def _model(name: str, gguf: str, hf: str, rows: int, columns: int, role: Role) -> TensorInfo:
     return TensorInfo(f"{name}.weight", f"{gguf}.weight", (f"{hf}.weight",), (rows, columns), role, "rows")
 
@@ -133,11 +111,14 @@ def _rope_factors(spec: DecoderSpec) -> Iterator[TensorInfo]:
     seen: dict[str, int] = {}
     for index, layer in enumerate(spec.layers):
         positions = layer.attention.positions
-        if not isinstance(positions, Rope) or positions.factors is None:
+        if not isinstance(positions, Rope):
             continue
-        half = positions.dim // 2
-        if seen.setdefault(positions.factors, half) != half:
-            raise ModelError(f"layer {index}: {positions.factors} is shared by rope dimensions that differ")
+        half, scaling = positions.dim // 2, positions.scaling
+        names = [positions.factors] if positions.factors is not None else []
+        names += [scaling.short, scaling.long] if isinstance(scaling, LongRopeTensors) else []
+        for name in names:
+            if seen.setdefault(name, half) != half:
+                raise ModelError(f"layer {index}: {name} is shared by rope dimensions that differ")
     for name, half in seen.items():
         yield TensorInfo(name, name, (), (half,), "rope")
 
@@ -178,9 +159,9 @@ def _layer(layer: Layer, index: int, hidden: int) -> Iterator[TensorInfo]:
     yield from norm("pre_mlp")
     match layer.mlp:
         case DenseMlp() as mlp:
-            yield from _mlp(mlp, canon, gguf, hf, hidden)
-        case other_mlp:
-            raise ModelError(f"layer {index}: {type(other_mlp).__name__} is not supported yet")
+            yield from _mlp(mlp, (canon, gguf, hf), hidden)
+        case MoeMlp() as moe:
+            yield from _moe(moe, index, (canon, gguf, hf), hidden)
     yield from norm("post_mlp")
 
 
@@ -199,8 +180,6 @@ def _linear(
 
 
 def _attention(a: Attention, canon: str, gguf: str, hf: str, hidden: int) -> Iterator[TensorInfo]:
-    if a.merged_qkv:
-        raise ModelError(f"{gguf}attn_qkv: one merged q, k and v tensor is not supported yet")
     prefix = (canon, gguf, hf)
     yield from _linear(_Q, prefix, (a.heads * a.k_dim, hidden), "rows", a.qkv_bias)
     yield from _linear(_K, prefix, (a.kv_heads * a.k_dim, hidden), "rows", a.qkv_bias)
@@ -218,11 +197,36 @@ def _attention(a: Attention, canon: str, gguf: str, hf: str, hidden: int) -> Ite
     yield from _linear(_O, prefix, (hidden, a.heads * a.v_dim), "columns", a.out_bias)
 
 
-def _mlp(m: DenseMlp, canon: str, gguf: str, hf: str, hidden: int) -> Iterator[TensorInfo]:
-    if m.merged:
-        raise ModelError(f"{gguf}ffn_up: one merged gate and up tensor is not supported yet")
-    prefix = (canon, gguf, hf)
+def _mlp(m: DenseMlp, prefix: tuple[str, str, str], hidden: int) -> Iterator[TensorInfo]:
     if m.gated:
         yield from _linear(_GATE, prefix, (m.ff, hidden), "rows", m.bias)
     yield from _linear(_UP, prefix, (m.ff, hidden), "rows", m.bias)
     yield from _linear(_DOWN, prefix, (hidden, m.ff), "columns", m.bias)
+
+
+def _moe(m: MoeMlp, index: int, prefix: tuple[str, str, str], hidden: int) -> Iterator[TensorInfo]:
+    """Router, the stacks of experts, and the shared expert with its gate."""
+    canon, gguf, hf = prefix
+    e = m.expert
+    if e.bias or m.router.bias or m.router.selection_bias or not e.gated:
+        raise ModelError(f"layer {index}: experts with biases or without gates are not supported yet")
+
+    def info(name: str, file: str, hf_name: str, shape: tuple[int, ...], role: Role) -> TensorInfo:
+        files = (f"{hf}mlp.{hf_name}.weight",)
+        return TensorInfo(f"{canon}mlp.{name}.weight", f"{gguf}{file}.weight", files, shape, role)
+
+    yield info("router", "ffn_gate_inp", "gate", (m.experts, hidden), "router")
+    up, down = (m.experts, e.ff, hidden), (m.experts, hidden, e.ff)
+    for name, file, shape in (("gate", "ffn_gate", up), ("up", "ffn_up", up), ("down", "ffn_down", down)):
+        yield info(f"experts.{name}", f"{file}_exps", f"experts.{{e}}.{name}_proj", shape, "experts")
+    if m.shared is None:
+        return
+    ff = m.shared.ff
+    for name, file, dims in (
+        ("gate", "ffn_gate", (ff, hidden)),
+        ("up", "ffn_up", (ff, hidden)),
+        ("down", "ffn_down", (hidden, ff)),
+    ):
+        yield info(f"shared.{name}", f"{file}_shexp", f"shared_expert.{name}_proj", dims, "linear")
+    if m.shared_gate:
+        yield info("shared_gate", "ffn_gate_inp_shexp", "shared_expert_gate", (1, hidden), "router")

@@ -13,12 +13,22 @@ from spola.spec.decoder import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    LongRopeTensors,
     NoScaling,
     Rope,
     YarnScaling,
 )
 
-__all__ = ["inverse_frequencies"]
+__all__ = ["factors_tensor", "inverse_frequencies"]
+
+
+def factors_tensor(rope: Rope, max_model_len: int) -> str | None:
+    """The tensor whose values divide the frequencies when ``max_model_len`` positions are served, or None."""
+    match rope.scaling:
+        case LongRopeTensors(short=short, long=long, original_context=original):
+            return long if max_model_len > original else short
+        case _:
+            return rope.factors
 
 
 def inverse_frequencies(rope: Rope, max_model_len: int) -> tuple[list[float], float]:
@@ -40,6 +50,8 @@ def inverse_frequencies(rope: Rope, max_model_len: int) -> tuple[list[float], fl
             return _yarn(rope, plain, scaling), _yarn_attention(scaling)
         case LongRopeScaling() as scaling:
             return _longrope(plain, scaling, max_model_len), _longrope_attention(scaling, max_model_len)
+        case LongRopeTensors(attention_factor=factor):
+            return plain, factor
 
 
 def _llama3(frequency: float, s: Llama3Scaling) -> float:
@@ -60,8 +72,10 @@ def _yarn(rope: Rope, plain: list[float], s: YarnScaling) -> list[float]:
         span = math.log(s.original_context / (turns * 2.0 * math.pi))
         return rope.dim * span / (2.0 * math.log(rope.base))
 
-    low = max(math.floor(dimension(s.beta_fast)), 0)
-    high = min(math.ceil(dimension(s.beta_slow)), rope.dim - 1)
+    low, high = dimension(s.beta_fast), dimension(s.beta_slow)
+    if s.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
     width = max(high - low, 0.001)
     out = []
     for i, frequency in enumerate(plain):

@@ -25,7 +25,7 @@ from spola.spec.decoder import (
     RmsNorm,
     Rope,
 )
-from spola.spec.rope import inverse_frequencies
+from spola.spec.rope import factors_tensor, inverse_frequencies
 
 __all__ = ["Tensors", "check", "lower", "norm_offsets"]
 
@@ -62,23 +62,19 @@ def check(spec: DecoderSpec) -> None:
 
 def _missing(layer: Layer) -> str | None:
     match layer.attention:
-        case Attention(positions=Rope() | NoPositions(), sinks=False, merged_qkv=False):
+        case Attention(positions=Rope() | NoPositions(), sinks=False):
             pass
         case Attention(sinks=True):
             return "attention sinks"
-        case Attention(merged_qkv=True):
-            return "a merged qkv tensor"
         case Attention(positions=positions):
             return type(positions).__name__
         case other:
             return type(other).__name__
     match layer.mlp:
-        case DenseMlp(gated=True, clamp=None, merged=False, activation="silu" | "gelu_tanh"):
+        case DenseMlp(gated=True, clamp=None, activation="silu" | "gelu_tanh"):
             pass
         case DenseMlp(gated=False):
             return "an MLP without gate"
-        case DenseMlp(merged=True):
-            return "a merged gate and up tensor"
         case DenseMlp(clamp=float()):
             return "a clamped activation"
         case DenseMlp(activation=activation):
@@ -163,8 +159,9 @@ class _Program:
     def _rope(self, positions: Rope) -> int:
         if positions not in self.ropes:
             frequencies, factor = inverse_frequencies(positions, self.config.max_model_len)
-            if positions.factors is not None:
-                divisors = self.tensors.factors[positions.factors]
+            factors = factors_tensor(positions, self.config.max_model_len)
+            if factors is not None:
+                divisors = self.tensors.factors[factors]
                 frequencies = [f / d for f, d in zip(frequencies, divisors, strict=True)]
             interleaved = positions.layout == "interleaved"
             self.ropes[positions] = self.decoder.add_rope(frequencies, factor, interleaved)

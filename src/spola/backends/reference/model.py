@@ -6,7 +6,7 @@ mode's (``maths``), all memory of earlier tokens the cache's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from spola.backends.reference.batch import Batch
 from spola.backends.reference.blocks import check_finite, decode
 from spola.backends.reference.cache import KvCache
 from spola.backends.reference.maths import Maths, vector
+from spola.backends.reference.routing import route
 from spola.core.dtype import BY_NAME, nbytes
 from spola.core.errors import ModelError
 from spola.core.runner import Tensor
@@ -27,13 +28,15 @@ from spola.spec.decoder import (
     Layer,
     LayerNorm,
     LearnedPositions,
+    MoeMlp,
     NoPositions,
     Norm,
     RmsNorm,
     Rope,
+    Router,
 )
 from spola.spec.manifest import TensorInfo, manifest
-from spola.spec.rope import inverse_frequencies
+from spola.spec.rope import factors_tensor, inverse_frequencies
 
 __all__ = ["Model"]
 
@@ -130,6 +133,10 @@ class Model:
             if info.role == "positions" or not self.spec.head.tied:
                 _check_table(tensor.name, self._tables[tensor.name])
                 return
+        if info.role == "experts":
+            for expert, matrix in enumerate(_apart(tensor)):
+                self._matrices[f"{stem}.{expert}"] = self._maths.matrix(matrix)
+            return
         self._matrices[stem] = self._maths.matrix(tensor)
 
     # --- one layer -------------------------------------------------------------------------------
@@ -146,7 +153,11 @@ class Model:
             h = self._optional(f"{name}pre_mlp_norm", layer.pre_mlp_norm, after)
         elif layer.pre_mlp_norm is not None:
             h = self._norm(f"{name}pre_mlp_norm", layer.pre_mlp_norm, x)
-        y = self._mlp(f"{name}mlp.", layer.mlp, h, bad)  # type: ignore[arg-type]
+        match layer.mlp:
+            case DenseMlp() as mlp:
+                y = self._mlp(f"{name}mlp.", mlp, h, bad)
+            case MoeMlp() as moe:
+                y = self._moe(f"{name}mlp.", moe, h, bad)
         y = self._optional(f"{name}post_mlp_norm", layer.post_mlp_norm, y)
         return _add(after, y, layer.residual_scale)
 
@@ -176,6 +187,30 @@ class Model:
         up = self._linear(f"{name}up", h, m.bias, bad)
         inner = act(self._linear(f"{name}gate", h, m.bias, bad)) * up if m.gated else act(up)
         return self._linear(f"{name}down", inner, m.bias, bad)
+
+    def _moe(self, name: str, m: MoeMlp, h: F32, bad: Bool) -> F32:
+        """The sum over each row's experts, added in the order of their numbers, then the shared expert."""
+        scores = self._maths.linear(self._matrices[f"{name}router"], h, bad)
+        weights = route(scores, m.used, m.router)
+        act = self._maths.activation(m.expert.activation)
+        out = np.zeros_like(h)
+        for expert in np.unique(np.nonzero(weights)[1]):
+            rows = np.nonzero(weights[:, expert])[0]
+            wrong = np.zeros(len(rows), np.bool_)
+
+            def linear(part: str, x: F32, e: int = int(expert), wrong: Bool = wrong) -> F32:
+                return self._maths.linear(self._matrices[f"{name}experts.{part}.{e}"], x, wrong)
+
+            inner = act(linear("gate", h[rows])) * linear("up", h[rows])
+            out[rows] += weights[rows, expert, None] * linear("down", inner)
+            bad[rows] |= wrong
+        if m.shared is None:
+            return out
+        shared = self._mlp(f"{name}shared.", m.shared, h, bad)
+        if m.shared_gate:
+            gate = self._linear(f"{name}shared_gate", h, False, bad)
+            shared = shared * (np.float32(1) / (np.float32(1) + np.exp(-gate)))
+        return out + shared
 
     def _linear(self, name: str, x: F32, bias: bool, bad: Bool) -> F32:
         y = self._maths.linear(self._matrices[name], x, bad)
@@ -207,8 +242,9 @@ class Model:
         if rope not in self._ropes:
             frequencies, factor = inverse_frequencies(rope, self._max_len)
             turns = np.array(frequencies, np.float64)
-            if rope.factors is not None:
-                turns = turns / self._vectors[rope.factors].astype(np.float64)
+            factors = factors_tensor(rope, self._max_len)
+            if factors is not None:
+                turns = turns / self._vectors[factors].astype(np.float64)
             self._ropes[rope] = turns, factor
         turns, factor = self._ropes[rope]
         angles = positions[:, None, None].astype(np.float64) * turns
@@ -223,6 +259,16 @@ class Model:
         out = x.copy()
         out[..., first], out[..., second] = self._maths.rotate(x[..., first], x[..., second], *turns)
         return out
+
+
+def _apart(tensor: Tensor) -> Iterator[Tensor]:
+    """The matrices of a stack [experts, rows, columns], one by one."""
+    experts, rows, columns = tensor.shape
+    size = nbytes(BY_NAME[tensor.dtype], rows * columns)
+    data = memoryview(tensor.data)
+    for e in range(experts):
+        part = data[e * size : (e + 1) * size]
+        yield Tensor(f"{tensor.name} of expert {e}", tensor.dtype, (rows, columns), part)
 
 
 def _add(x: F32, y: F32, scale: float) -> F32:
@@ -251,7 +297,9 @@ def _check_parts(spec: DecoderSpec, maths: Maths) -> None:
         match layer.mlp:
             case DenseMlp(clamp=None, activation=activation):
                 maths.activation(activation)
+            case MoeMlp(expert=DenseMlp(clamp=None, activation=activation), router=Router(scoring="softmax")):
+                maths.activation(activation)
+            case MoeMlp(router=router):
+                refuse(index, f"experts with clamps, or routing by {router.scoring}")
             case DenseMlp():
                 refuse(index, "clamped activations")
-            case other_mlp:
-                refuse(index, type(other_mlp).__name__)

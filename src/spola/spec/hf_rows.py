@@ -1,0 +1,289 @@
+"""The model types of Hugging Face folders, one row each: the family, its names, its configuration's defaults.
+
+Defaults are those that the ``transformers`` library's configuration classes have, since files leave out what
+equals them. Reads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from spola.spec import families, hf_names
+from spola.spec.families import Family
+from spola.spec.hf_names import HfNames
+
+__all__ = ["ROWS", "HfRow"]
+
+# A constant, or the key that says so.
+_Said = bool | str
+
+
+@dataclass(frozen=True, slots=True)
+class HfRow:
+    """``window``: which layers have one. ``even``: every other from the first; ``1/6``, ``1/4``: all but
+    every sixth or fourth; ``late``: from ``max_window_layers`` on; ``used``: all, if ``use_sliding_window``;
+    ``nope``: those without rope. ``layer_types`` in a file overrides it, but for ``all``. ``rope``
+    ``per_kind``: one for layers with a window and one for the others. ``scale``: the key whose power -1/2
+    (with ``scale_as_is``: whose value) multiplies scores. ``moe``: which keys describe experts.
+    """
+
+    family: Family
+    names: HfNames = hf_names.LLAMA
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    eps: str = "rms_norm_eps"
+    norm_offset: float = 0.0
+    qkv_bias: _Said = False
+    out_bias: _Said = False
+    mlp_bias: _Said = False
+    head_bias: bool = False
+    activation: str = "hidden_act"
+    window: Literal["none", "all", "used", "late", "even", "1/6", "1/4", "nope"] = "none"
+    rope: Literal["one", "per_kind", "unscaled_window", "nope_layers", "none"] = "one"
+    partial: float = 1.0
+    partial_key: str = "partial_rotary_factor"
+    theta: float = 10000.0
+    theta_key: str = "rope_theta"
+    longrope_only: bool = False
+    scale: str | None = None
+    scale_as_is: bool = False
+    scaled_embedding: bool = False
+    optional: tuple[str, ...] = ()  # keys obeyed by this type only
+    placing: Literal["family", "neox", "falcon", "stablelm"] = "family"
+    moe: Literal["none", "mixtral", "qwen2", "qwen3", "olmoe"] = "none"
+    tied: bool = False  # what a missing tie_word_embeddings means
+    legacy_gelu: bool = False  # "gelu" stands for the tanh approximation
+
+
+_GEMMA_DEFAULTS = {"head_dim": 256, "rms_norm_eps": 1e-6, "max_position_embeddings": 8192}
+_GEMMA: dict[str, Any] = {
+    "norm_offset": 1.0,
+    "qkv_bias": "attention_bias",
+    "out_bias": "attention_bias",
+    "scaled_embedding": True,
+    "tied": True,
+}
+_GEMMA3_TEXT: dict[str, Any] = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+_RMS6: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu"}
+_GPT2_ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "intermediate_size": "n_inner",
+}
+_QWEN_DEFAULTS = _RMS6 | {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
+
+ROWS: dict[str, HfRow] = {
+    "llama": HfRow(
+        families.LLAMA,
+        defaults=_RMS6 | {"max_position_embeddings": 2048},
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+    ),
+    "mistral": HfRow(
+        families.LLAMA,
+        defaults=_RMS6
+        | {"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
+        window="all",
+    ),
+    "mixtral": HfRow(
+        families.LLAMA,
+        hf_names.MIXTRAL,
+        defaults={"hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 131072}
+        | {"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+        window="all",
+        theta=1e6,
+        moe="mixtral",
+    ),
+    "qwen2": HfRow(families.LLAMA, defaults=_QWEN_DEFAULTS, qkv_bias=True, window="late"),
+    "qwen2_moe": HfRow(
+        families.LLAMA,
+        defaults=_QWEN_DEFAULTS
+        | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+        | {"shared_expert_intermediate_size": 5632, "qkv_bias": True},
+        qkv_bias="qkv_bias",
+        moe="qwen2",
+    ),
+    "qwen3": HfRow(
+        families.QWEN3,
+        defaults=_QWEN_DEFAULTS | {"head_dim": 128},
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        window="late",
+    ),
+    "qwen3_moe": HfRow(
+        families.QWEN3,
+        defaults=_QWEN_DEFAULTS
+        | {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8}
+        | {"moe_intermediate_size": 768},
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        window="used",
+        moe="qwen3",
+    ),
+    "gemma": HfRow(families.GEMMA, defaults=_GEMMA_DEFAULTS, legacy_gelu=True, **_GEMMA),
+    "gemma2": HfRow(
+        families.GEMMA2,
+        defaults=_GEMMA_DEFAULTS
+        | {"query_pre_attn_scalar": 256, "sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh"}
+        | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+        activation="hidden_activation",
+        window="even",
+        scale="query_pre_attn_scalar",
+        optional=("final_logit_softcapping", "attn_logit_softcapping"),
+        **_GEMMA,
+    ),
+    "gemma3_text": HfRow(
+        families.GEMMA3,
+        defaults=_GEMMA3_TEXT,
+        activation="hidden_activation",
+        window="1/6",
+        rope="per_kind",
+        theta=1e6,
+        scale="query_pre_attn_scalar",
+        optional=("final_logit_softcapping", "attn_logit_softcapping"),
+        **_GEMMA,
+    ),
+    "phi3": HfRow(
+        families.LLAMA,
+        hf_names.PHI3,
+        defaults={"hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}
+        | {"original_max_position_embeddings": 4096},
+        window="all",
+        longrope_only=True,
+    ),
+    "granite": HfRow(
+        families.LLAMA,
+        defaults=_RMS6 | {"max_position_embeddings": 2048, "attention_multiplier": 1.0},
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        scale="attention_multiplier",
+        scale_as_is=True,
+        optional=("embedding_multiplier", "residual_multiplier", "logits_scaling"),
+    ),
+    "smollm3": HfRow(
+        families.LLAMA,
+        defaults=_RMS6 | {"max_position_embeddings": 32768, "num_key_value_heads": 4},
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        window="nope",
+        rope="nope_layers",
+        theta=2e6,
+        tied=True,
+    ),
+    "olmo2": HfRow(
+        families.OLMO2,
+        defaults={"hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+    ),
+    "olmo3": HfRow(
+        families.OLMO2,
+        defaults={"hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
+        | {"sliding_window": 4096},
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        window="1/4",
+        rope="unscaled_window",
+        theta=5e5,
+    ),
+    "olmoe": HfRow(
+        families.OLMOE,
+        defaults={"hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}
+        | {"num_experts": 64, "num_experts_per_tok": 8},
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        moe="olmoe",
+    ),
+    "gpt2": HfRow(
+        families.GPT2,
+        hf_names.GPT2,
+        defaults={"n_positions": 1024, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"},
+        aliases=_GPT2_ALIASES,
+        eps="layer_norm_epsilon",
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        activation="activation_function",
+        rope="none",
+        tied=True,
+    ),
+    "gpt_neox": HfRow(
+        families.NEOX,
+        hf_names.NEOX,
+        defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-5, "max_position_embeddings": 2048}
+        | {"attention_bias": True},
+        eps="layer_norm_eps",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias=True,
+        partial=0.25,
+        partial_key="rotary_pct",
+        theta_key="rotary_emb_base",
+        placing="neox",
+    ),
+    "starcoder2": HfRow(
+        families.STARCODER2,
+        hf_names.STARCODER2,
+        defaults={"hidden_act": "gelu_pytorch_tanh", "norm_epsilon": 1e-5, "max_position_embeddings": 4096}
+        | {"num_key_value_heads": 2, "use_bias": True},
+        eps="norm_epsilon",
+        qkv_bias="use_bias",
+        out_bias="use_bias",
+        mlp_bias="use_bias",
+        window="all",
+        tied=True,
+    ),
+    "falcon": HfRow(
+        families.FALCON,
+        hf_names.FALCON,
+        defaults={"activation": "gelu", "layer_norm_epsilon": 1e-5, "max_position_embeddings": 2048},
+        aliases={"num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_hidden_size"},
+        eps="layer_norm_epsilon",
+        qkv_bias="bias",
+        out_bias="bias",
+        mlp_bias="bias",
+        activation="activation",
+        placing="falcon",
+        tied=True,
+    ),
+    "stablelm": HfRow(
+        families.STABLELM,
+        defaults={"hidden_act": "silu", "layer_norm_eps": 1e-5, "max_position_embeddings": 4096}
+        | {"num_key_value_heads": 32},
+        eps="layer_norm_eps",
+        qkv_bias="use_qkv_bias",
+        partial=0.25,
+        placing="stablelm",
+    ),
+    "phi": HfRow(
+        families.PHI2,
+        hf_names.PHI,
+        defaults={"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "max_position_embeddings": 2048},
+        eps="layer_norm_eps",
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        head_bias=True,
+        partial=0.5,
+    ),
+}
