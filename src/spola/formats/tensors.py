@@ -74,6 +74,11 @@ class TensorSource:
         self._files = {file.path: file for file in files}
 
     @property
+    def files(self) -> tuple[RegularFile, ...]:
+        """The open files, in the order of ``paths``."""
+        return tuple(self._files.values())
+
+    @property
     def path(self) -> Path:
         """The file, or the first shard."""
         return self.paths[0]

@@ -15,11 +15,15 @@ from typing import Any
 from spola.core.errors import ModelError
 from spola.core.runner import Tensor
 from spola.formats.gguf import GgufFile, open_gguf
+from spola.formats.tensors import TensorSource
 from spola.load.defaults import generation_defaults
 from spola.load.resolve import ModelPath
+from spola.load.weights import iter_tensors, source_dtypes
+from spola.spec.cost import weight_bytes
 from spola.spec.decoder import DecoderSpec
-from spola.spec.from_gguf import from_gguf
+from spola.spec.from_gguf import from_gguf, gguf_sources
 from spola.spec.manifest import manifest
+from spola.spec.sources import Source
 from spola.text.chat import find_template
 from spola.text.tokenizer import Tokenizer
 
@@ -44,13 +48,13 @@ class Model:
     fingerprint: str
     weights_bytes: int
     warnings: tuple[str, ...]
-    file: GgufFile
+    file: TensorSource
+    sources: Mapping[str, Source]
 
     @property
     def dtypes(self) -> dict[str, str]:
         """Canonical tensor name -> DType name, of what the file holds."""
-        entries = self.file.tensors
-        return {i.name: entries[i.gguf].dtype.name for i in manifest(self.spec) if i.gguf in entries}
+        return source_dtypes(self.file, self.sources)
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor of the manifest that the file holds, in manifest order.
@@ -58,12 +62,7 @@ class Model:
         Each has a buffer of its own, which goes when the taker drops it: the largest tensor comes first,
         while a backend's own copy is still small.
         """
-        entries = self.file.tensors
-        for info in manifest(self.spec):
-            entry = entries.get(info.gguf)
-            if entry is not None:
-                data = memoryview(self.file.read(info.gguf)).toreadonly()
-                yield Tensor(info.name, entry.dtype.name, entry.shape, data)
+        return iter_tensors(self.file, manifest(self.spec), self.sources)
 
     def close(self) -> None:
         self.file.close()
@@ -105,6 +104,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
 def _read(where: ModelPath, file: GgufFile) -> Model:
     table = {name: (entry.dtype.name, entry.shape) for name, entry in file.tensors.items()}
     spec, warnings = from_gguf(file.metadata, table)
+    sources = gguf_sources(spec, table)
     template = find_template(file.metadata)
     tokenizer = Tokenizer.from_gguf(file.metadata)
     defaults, more = generation_defaults(file.metadata)
@@ -116,11 +116,10 @@ def _read(where: ModelPath, file: GgufFile) -> Model:
         template=template,
         defaults=defaults,
         fingerprint=file.fingerprint,
-        weights_bytes=sum(
-            file.tensors[info.gguf].nbytes for info in manifest(spec) if info.gguf in file.tensors
-        ),
+        weights_bytes=weight_bytes(spec, source_dtypes(file, sources)),
         warnings=(*warnings, *more),
         file=file,
+        sources=sources,
     )
 
 
