@@ -1,0 +1,71 @@
+"""Every family against ``transformers``: logits of tiny random models, and greedy text, from safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spola.backends.reference import ReferenceRunner
+from spola.formats.json_file import read_json
+from spola.formats.safetensors_folder import open_folder
+from spola.load.weights import iter_tensors
+from spola.spec.from_hf import SUPPORTED, from_hf
+from spola.spec.manifest import manifest
+from support.families import CASES, Case, Run, read_case, write_folder
+
+TOLERANCE = 1e-4  # of a row's largest logit
+
+
+@dataclass
+class Loaded:
+    case: Case
+    run: Run
+    warnings: tuple[str, ...]
+
+
+@cache
+def case_of(name: str) -> Case:
+    return read_case(name)
+
+
+def load(folder: Path, case: Case) -> Loaded:
+    values = read_json(folder / "config.json")
+    with open_folder(folder) as file:
+        table = {name: (entry.dtype.name, entry.shape) for name, entry in file.tensors.items()}
+        model = from_hf(values, table)
+        config = Run.make_config(model.spec, case.served or model.spec.context)
+        runner = ReferenceRunner()
+        runner.load(model.spec, iter_tensors(file, manifest(model.spec), model.sources), config)
+    return Loaded(case, Run(runner, config, model.spec.vocab), model.warnings)
+
+
+@pytest.fixture(params=CASES)
+def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loaded]:
+    case = case_of(request.param)
+    write_folder(tmp_path, case)
+    loaded = load(tmp_path, case)
+    yield loaded
+    loaded.run.runner.close()
+
+
+def check(found: np.ndarray, case: Case) -> None:
+    worst = np.abs(found[:, case.columns] - case.logits).max(axis=1) / np.abs(case.logits).max(axis=1)
+    assert worst.max() < TOLERANCE, f"position {worst.argmax()} differs by {worst.max():.2e}"
+
+
+def test_every_model_type_has_a_case() -> None:
+    assert {case_of(name).config["model_type"] for name in CASES} == set(SUPPORTED)
+
+
+def test_logits_and_greedy_text(loaded: Loaded) -> None:
+    case, run = loaded.case, loaded.run
+    assert loaded.warnings == ()
+    check(run.logits(case.ids, (64,)), case)
+    check(run.logits(case.ids, (5, 17, 31)), case)
+    check(run.logits(case.ids, (1,)), case)
+    assert run.greedy(case.ids, len(case.greedy)) == case.greedy
