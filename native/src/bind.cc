@@ -11,6 +11,7 @@
 #include "base/cpu.h"
 #include "bind_step.h"
 #include "decoder/decoder.h"
+#include "kernels/pack.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -161,6 +162,14 @@ std::string chosen(const std::string& isa) {
   return kernels->isa;
 }
 
+size_t packed(int type, int64_t rows, int64_t cols, bool precise) {
+  const Scheme scheme = scheme_of(static_cast<GgmlType>(type), precise);
+  if (scheme == Scheme::kCount || rows < 1 || cols < 1 || cols > INT32_MAX) {
+    throw nb::value_error("packed_bytes: no such type or shape");
+  }
+  return packed_bytes(scheme, rows, static_cast<int>(cols));
+}
+
 std::vector<double> bandwidth(size_t bytes, int threads, int passes, bool huge_pages) {
   nb::gil_scoped_release release;
   return measure_read_bandwidth(bytes, threads, passes, huge_pages);
@@ -183,6 +192,8 @@ NB_MODULE(_native, m) {
   m.def("chosen_isa", &chosen, "isa"_a, "The set that `isa` (empty for the best) selects; ValueError if it cannot run.");
   m.def("measure_read_bandwidth", &bandwidth, "bytes"_a, "threads"_a, "passes"_a, "huge_pages"_a,
         "Bytes per second of each pass over a buffer.");
+  m.def("packed_bytes", &packed, "type"_a, "rows"_a, "cols"_a, "precise"_a,
+        "Bytes that a matrix of GGUF type `type` takes once it is packed.");
   nb::class_<Decoder>(m, "Decoder")
       .def("__init__", &make_decoder, nb::kw_only(), "vocab"_a, "hidden"_a, "max_step_tokens"_a, "max_seqs"_a,
            "max_model_len"_a, "threads"_a, "precise"_a, "huge_pages"_a, "weight_limit"_a, "isa"_a)

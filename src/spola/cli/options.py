@@ -90,7 +90,8 @@ def describe(config: EngineConfig, load_s: float) -> None:
     """What was chosen, for ``-v``: a few lines on stderr."""
     note(f"model      {config.model} ({config.architecture}), {config.path}")
     note(f"backend    {config.backend} on {config.device}, {config.threads} threads: {config.threads_reason}")
-    note(f"weights    {describe_bytes(config.weights_bytes)}, loaded in {load_s:.2f} s")
+    packed, stored = describe_bytes(config.packed_bytes), describe_bytes(config.weights_bytes)
+    note(f"weights    {packed}, {stored} in the file, loaded in {load_s:.2f} s")
     kinds = "/".join(dict.fromkeys(config.kv_dtypes))
     note(
         f"KV cache   {describe_bytes(config.kv_bytes)} of {kinds}, {sum(config.kv_blocks)} blocks, "
@@ -108,7 +109,7 @@ def in_short(config: EngineConfig, load_s: float) -> str:
     tokens = config.kv_bytes // config.kv_bytes_per_token
     return (
         f"{config.model} on {config.backend} with {config.threads} threads, loaded in {load_s:.1f} s: "
-        f"weights {describe_bytes(config.weights_bytes)}, KV cache up to {describe_bytes(config.kv_bytes)} "
+        f"weights {describe_bytes(config.packed_bytes)}, KV cache up to {describe_bytes(config.kv_bytes)} "
         f"({tokens} tokens), requests up to {config.max_model_len} tokens"
     )
 

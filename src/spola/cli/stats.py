@@ -89,7 +89,9 @@ def _bound(service: Service, found: Figures) -> str:
         return ""  # time is not real there, or the memory is not this machine's
     context = found.prompt + found.completion // 2
     size = decode_bytes(service.spec, service.dtypes, config.kv_groups, [context])
-    rate = read_bandwidth(service.machine, config.threads, config.weights_bytes)
+    size += config.packed_bytes - config.weights_bytes
+    reached = size * found.decode_tok_s
+    rate = read_bandwidth(service.machine, config.threads, config.packed_bytes, reached)
     if rate is None:
         return ", memory bound not measured"
     bound = rate / size

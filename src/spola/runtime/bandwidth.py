@@ -21,13 +21,15 @@ PASSES = 5
 _FILE = "bandwidth.json"
 
 
-def read_bandwidth(machine: Machine, threads: int, arena: int = 0) -> float | None:
+def read_bandwidth(machine: Machine, threads: int, arena: int = 0, at_least: float = 0.0) -> float | None:
     """Bytes per second: the kept figure of this machine and thread count, else measured now and kept.
+
+    A kept figure below ``at_least``, which was seen to be reached, is not believed.
 
     None when it cannot be measured, or there is no memory to spare for ``arena`` bytes, at least 512 MB.
     """
     known = cached(machine, threads)
-    if known is not None:
+    if known is not None and known >= at_least:
         return known
     size = max(arena, MIN_BUFFER)
     if size > machine.memory_available // 2:

@@ -13,7 +13,7 @@ from typing import Any
 from spola.backends.registry import backend
 from spola.core import flags
 from spola.core.errors import ConfigError, ModelError
-from spola.core.runner import Capabilities, Runner, RunnerConfig
+from spola.core.runner import Runner, RunnerConfig
 from spola.engine.engine import Engine, Recorder
 from spola.engine.limits import Limits
 from spola.engine.scheduler import Scheduler
@@ -87,7 +87,7 @@ def load_engine(
         with open_model(where) as opened:
             template = _template(opened, options)
             machine = probe()
-            config = resolve(opened, options, machine, runner.capabilities)
+            config = resolve(opened, options, machine, runner)
             runner.load(opened.spec, opened.tensors(), _runner_config(config))
         scheduler = Scheduler(
             Limits(
@@ -117,8 +117,9 @@ def load_engine(
     )
 
 
-def resolve(model: Model, options: Options, machine: Machine, caps: Capabilities) -> EngineConfig:
+def resolve(model: Model, options: Options, machine: Machine, runner: Runner) -> EngineConfig:
     """Choose what ``options`` leaves open; refuse what the backend or the machine cannot do."""
+    caps = runner.capabilities
     for name, dtype in model.dtypes.items():
         if caps.weight_formats and dtype not in caps.weight_formats:
             raise ModelError(
@@ -132,9 +133,10 @@ def resolve(model: Model, options: Options, machine: Machine, caps: Capabilities
             )
     groups = kv_groups(model.spec, *kv_dtypes)
     max_seqs = min(options.max_seqs, max(caps.batch_buckets, default=options.max_seqs))
+    packed = _packed_bytes(model, runner, options.precise)
     found = fit(
         groups,
-        weights=model.weights_bytes,
+        weights=packed,
         trained=model.spec.context,
         machine=machine,
         max_seqs=max_seqs,
@@ -160,6 +162,7 @@ def resolve(model: Model, options: Options, machine: Machine, caps: Capabilities
         kv_bytes=found.kv_bytes,
         kv_bytes_per_token=kv_bytes_per_token(groups),
         weights_bytes=model.weights_bytes,
+        packed_bytes=packed,
         usable_bytes=found.usable,
         trained_context=model.spec.context,
         max_model_len=found.max_model_len,
@@ -168,6 +171,14 @@ def resolve(model: Model, options: Options, machine: Machine, caps: Capabilities
         max_step_tokens=min(options.max_step_tokens, caps.max_step_tokens or options.max_step_tokens),
         fingerprint=model.fingerprint,
     )
+
+
+def _packed_bytes(model: Model, runner: Runner, precise: bool) -> int:
+    """What the weights take in the backend's own layout, where it says so; else as in the file."""
+    weight_bytes = getattr(runner, "weight_bytes", None)
+    if weight_bytes is None:
+        return model.weights_bytes
+    return int(weight_bytes(model.spec, model.dtypes, precise=precise))
 
 
 def _runner_config(config: EngineConfig) -> RunnerConfig:

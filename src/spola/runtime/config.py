@@ -74,7 +74,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: tuple[int, ...]
     kv_bytes: int
     kv_bytes_per_token: int
-    weights_bytes: int
+    weights_bytes: int  # as in the file
+    packed_bytes: int  # as the backend holds them
     usable_bytes: int
     trained_context: int
     max_model_len: int

@@ -6,9 +6,10 @@ SliceOutputs. The layouts of the tuples are those of native/src/bind_step.cc.
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +47,21 @@ class NativeRunner:
     def __init__(self) -> None:
         self._decoder: _native.Decoder | None = None
         self._vocab = 0
+
+    @staticmethod
+    def weight_bytes(spec: DecoderSpec, dtypes: Mapping[str, str], *, precise: bool = False) -> int:
+        """Bytes that the weights of ``spec`` take once they are packed; ``dtypes`` by canonical name."""
+        total = 0
+        for info in manifest(spec):
+            dtype = dtypes.get(info.name)
+            if dtype is None:
+                continue
+            if info.role in _MATRIX_ROLES:
+                rows, columns = info.shape
+                total += _native.packed_bytes(BY_NAME[dtype].gguf_id, rows, columns, precise)
+            else:
+                total += 4 * math.prod(info.shape)
+        return total
 
     def load(self, spec: DecoderSpec, tensors: Iterable[Tensor], config: RunnerConfig) -> None:
         check(spec)
