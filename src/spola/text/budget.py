@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = ["Budget", "LimitError", "current", "spending"]
 
-MAX_STEPS = 10_000_000
+MAX_STEPS = 20_000_000
 MAX_BYTES = 400_000_000  # of all strings made in one rendering, as if none were freed
 MAX_DEPTH = 100  # of containers in containers
 MAX_WEIGHT = 1_000_000  # of one value, in elements and runs of 64 characters
@@ -47,7 +47,7 @@ class Budget:
         weight = self.measure(given)[0]
         # Real templates look at every message from every message, and build the prompt by appending to
         # one string, so both accounts grow with the square, up to a bound.
-        self.steps = min(100_000 + 200 * weight + weight * weight // 128, MAX_STEPS)
+        self.steps = min(100_000 + 200 * weight + weight * weight // 32, MAX_STEPS)
         self.max_text = 4_000_000 + 512 * weight  # characters of one string, and of the output
         self._bytes_left = min(32_000_000 + 32_000 * weight, MAX_BYTES)
 

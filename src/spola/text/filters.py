@@ -73,6 +73,8 @@ _DEEP = frozenset(
 )
 # Filters that run other filters or tests on every element, also on those that do not come out.
 _EACH = frozenset(("map", "reject", "rejectattr", "select", "selectattr"))
+# Filters that look at every element in Python; a text's elements are its characters.
+_ITERATING = frozenset(("batch", "groupby", "max", "min", "slice", "sort", "sum", "unique"))
 # How much more than a copy of its argument a filter costs.
 _SLOW = {"title": 32, "wordcount": 32, "truncate": 8, "sort": 8, "dictsort": 8, "groupby": 8, "unique": 8}
 _SLOW |= {"min": 8, "max": 8, "sum": 4}
@@ -165,6 +167,8 @@ def _bounded(name: str, function: Function, *, deep: bool) -> Function:
         args = tuple(_taken(arg, deep, largest) for arg in args)
         if name in _EACH and len(args) > 1 and isinstance(args[1], (str, list, tuple, dict, range)):
             args = (args[0], budget.counted(iter(args[1])), *args[2:])
+        if name in _ITERATING:
+            budget.spend(sum(len(arg) for arg in args[:2] if isinstance(arg, str)) // 2)
         if slow:
             budget.spend(slow * budget.walk(args) // 16)
         kwargs = {key: _taken(arg, deep, largest) for key, arg in kwargs.items()}

@@ -128,7 +128,7 @@ def _cost(body: list[Any]) -> int:
     stack = list(body)
     while stack:
         node = stack.pop()
-        total += 8
+        total += 16
         if isinstance(node, nodes.TemplateData):
             total += len(node.data) // 8
         elif isinstance(node, nodes.Const) and isinstance(node.value, str):
