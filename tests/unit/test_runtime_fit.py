@@ -84,6 +84,19 @@ def test_kv_memory_bounds_the_blocks() -> None:
         fit([GROUP], weights=MB, trained=9, machine=machine(512 * MB), max_seqs=1, kv_memory=10)
 
 
+def test_a_window_group_gets_what_its_windows_need() -> None:
+    narrow = KvGroup(layers=(2, 3), heads=2, k_dim=64, v_dim=64, kind="window", window=100)
+    limits = {"trained": 100_000, "max_seqs": 2, "max_slice": 64}
+    found = fit([GROUP, narrow], weights=MB, machine=machine(1 << 40), **limits)
+    assert found.max_model_len == 100_000
+    assert found.blocks == (2 * 3125, 2 * 7)  # 100 + 64 rows touch 7 blocks at worst
+    assert found.kv_bytes == (2 * 3125 + 2 * 7) * BLOCK
+    # What the narrow layers leave goes to the others.
+    tight = fit([GROUP, narrow], weights=MB, machine=machine(1 << 40), kv_memory=1014 * BLOCK, **limits)
+    assert tight.blocks == (1000, 14)
+    assert tight.max_model_len == 32_000
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("512", 512), ("1k", 1000), ("512M", 512 * 10**6), ("2GiB", 2 << 30), ("1.5 gb", 1_500_000_000)],

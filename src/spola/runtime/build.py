@@ -133,6 +133,7 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
             )
     groups = kv_groups(model.spec, *kv_dtypes)
     max_seqs = min(options.max_seqs, max(caps.batch_buckets, default=options.max_seqs))
+    step_tokens = min(options.max_step_tokens, caps.max_step_tokens or options.max_step_tokens)
     packed = _packed_bytes(model, runner, options.precise)
     found = fit(
         groups,
@@ -141,6 +142,7 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
         machine=machine,
         max_seqs=max_seqs,
         block_size=caps.block_size,
+        max_slice=caps.prefill_chunk or step_tokens,
         kv_memory=options.kv_memory,
         max_model_len=options.max_model_len,
     )
@@ -168,7 +170,7 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
         max_model_len=found.max_model_len,
         max_model_len_reason=found.reason,
         max_seqs=max_seqs,
-        max_step_tokens=min(options.max_step_tokens, caps.max_step_tokens or options.max_step_tokens),
+        max_step_tokens=step_tokens,
         fingerprint=model.fingerprint,
     )
 

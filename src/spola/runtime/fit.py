@@ -5,6 +5,7 @@ The trained context is a ceiling, never an allocation. Whatever cannot fit is re
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,11 +39,13 @@ def fit(
     machine: Machine,
     max_seqs: int,
     block_size: int = BLOCK_TOKENS,
+    max_slice: int = BLOCK_TOKENS,
     kv_memory: int | None = None,
     max_model_len: int | None = None,
 ) -> Fit:
     """Choose KV blocks and ``max_model_len`` for a model of ``weights`` bytes trained for ``trained`` tokens.
 
+    ``max_slice`` is the most rows one request has in a step: it bounds what a window group holds at once.
     ``kv_memory`` (bytes) and ``max_model_len`` (tokens) are what the person asked for, or None. By default
     the cache holds ``max_seqs`` requests of full length, or as much as half of the free memory.
 
@@ -59,26 +62,56 @@ def fit(
     if max_model_len is not None and max_model_len > trained:
         raise ConfigError(f"max_model_len is {max_model_len}, but the model was trained for {trained} tokens")
     wanted = max_model_len or trained
-    block_bytes = sum(group.bytes_per_token for group in groups) * block_size
+    layout = _Layout(groups, block_size, max_seqs, max_slice)
     if kv_memory is not None and kv_memory > left:
         raise CapacityError(
             f"kv_memory is {describe_bytes(kv_memory)}, but {describe_bytes(weights)} of weights leave "
             f"{describe_bytes(left)} of the {describe_bytes(usable)} this process may use"
         )
     budget = kv_memory if kv_memory is not None else int(left * KV_SHARE)
-    blocks = min(budget // block_bytes, max_seqs * _blocks(wanted, block_size))
-    if blocks < 1 or (max_model_len is not None and blocks < _blocks(wanted, block_size)):
+    full = layout.blocks_of(wanted)
+    blocks = layout.most(budget, max_seqs * full)
+    if blocks < 1 or (max_model_len is not None and blocks < full):
         need = max_model_len or block_size
         raise CapacityError(
-            f"{need} tokens need {describe_bytes(_blocks(need, block_size) * block_bytes)} of KV cache and "
+            f"{need} tokens need {describe_bytes(layout.bytes(layout.blocks_of(need)))} of KV cache and "
             f"{describe_bytes(budget)} are there; lower max_model_len or raise kv_memory"
         )
     length = min(wanted, blocks * block_size)
     reason = "as asked" if max_model_len is not None else "trained context"
     if length < wanted:
         reason = f"what fits of the trained {trained}"
-    return Fit((blocks,) * len(groups), blocks * block_bytes, usable, length, reason)
+    return Fit(layout.split(blocks), layout.bytes(blocks), usable, length, reason)
 
 
-def _blocks(tokens: int, size: int) -> int:
-    return -(-tokens // size)
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How ``blocks`` of positions spread over groups: a window group needs no more than its windows."""
+
+    groups: Sequence[KvGroup]
+    block_size: int
+    max_seqs: int
+    max_slice: int
+
+    def blocks_of(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def split(self, blocks: int) -> tuple[int, ...]:
+        """Blocks of each group when the full ones have ``blocks``."""
+        return tuple(min(blocks, self._ceiling(group, blocks)) for group in self.groups)
+
+    def bytes(self, blocks: int) -> int:
+        counts = self.split(blocks)
+        return sum(
+            n * group.bytes_per_token * self.block_size for n, group in zip(counts, self.groups, strict=True)
+        )
+
+    def most(self, budget: int, limit: int) -> int:
+        """The largest number of blocks, ``limit`` at most, whose bytes are within ``budget``."""
+        return bisect_right(range(limit + 1), budget, key=self.bytes) - 1
+
+    def _ceiling(self, group: KvGroup, blocks: int) -> int:
+        if group.kind != "window":
+            return blocks
+        # Rows [start - window, start + rows) of each request, wherever they begin in a block.
+        return self.max_seqs * ((group.window + self.max_slice - 2) // self.block_size + 2)
