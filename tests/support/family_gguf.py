@@ -1,0 +1,264 @@
+"""The tiny models of ``support.families`` as GGUF files, laid out as the ecosystem's converter does.
+
+Tensor names come from the ``gguf`` package's own table. What the converter changes on the way is repeated
+here: q and k permuted for interleaved rope, Gemma's norms plus one, GPT-2's matrices transposed, merged q, k and v
+put in order, experts stacked, rope divisors as tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from spola.core.dtype import BY_NAME
+from spola.formats.gguf_write import NewTensor, write_gguf
+from support.blocks import encode
+from support.families import Case
+
+__all__ = ["ARCHS", "gguf_metadata", "write_case_gguf"]
+
+# Model type -> architecture. Falcon's serial form and OLMo 3's have no GGUF of their own.
+ARCHS = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+    "granite": "granite",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "olmoe": "olmoe",
+    "gpt2": "gpt2",
+    "gpt_neox": "gptneox",
+    "starcoder2": "starcoder2",
+    "falcon": "falcon",
+    "stablelm": "stablelm",
+    "phi": "phi2",
+}
+_PERMUTED = ("llama", "granite", "smollm3")
+_LAYER_NORM = ("gpt2", "gptneox", "starcoder2", "falcon", "stablelm", "phi2")
+
+
+def gguf_metadata(case: Case) -> dict[str, Any]:
+    """The keys of the model; no tokenizer."""
+    c = case.config
+    arch = ARCHS[c["model_type"]]
+    hidden, heads = _get(c, "hidden_size", "n_embd"), _get(c, "num_attention_heads", "n_head")
+    layers = _get(c, "num_hidden_layers", "n_layer")
+    keys: dict[str, Any] = {
+        "block_count": layers,
+        "context_length": _get(c, "max_position_embeddings", "n_positions"),
+        "embedding_length": hidden,
+        "feed_forward_length": _get(c, "intermediate_size", "n_inner") or 4 * hidden,
+        "attention.head_count": heads,
+        "attention.head_count_kv": _kv_heads(c, heads),
+        "vocab_size": c["vocab_size"],
+    }
+    eps = next(
+        (c[k] for k in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon") if k in c),
+        None,
+    )
+    if eps is None:
+        eps = 1e-5 if arch in (*_LAYER_NORM, "olmo2", "olmoe", "phi3") else 1e-6
+    keys[f"attention.layer_norm{'' if arch in _LAYER_NORM else '_rms'}_epsilon"] = eps
+    head_dim = _head_dim(c, hidden, heads)
+    if "head_dim" in c or arch.startswith("gemma"):
+        keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if arch != "gpt2":
+        keys |= _rope_keys(c, head_dim)
+    keys |= _arch_keys(arch, c)
+    return {
+        "general.architecture": arch,
+        "general.name": case.name,
+        **{f"{arch}.{key}": value for key, value in keys.items()},
+    }
+
+
+def write_case_gguf(
+    path: Path, case: Case, dtype: str = "F32", extra: Mapping[str, Any] | None = None
+) -> None:
+    """Write the model; ``extra`` metadata go first, matrices are stored as ``dtype``."""
+    metadata = gguf_metadata(case)
+    tensors = []
+    for name, values in sorted(_tensors(case).items()):
+        kind = dtype if values.ndim > 1 and name not in ("position_embd.weight",) else "F32"
+        tensors.append(NewTensor(name, BY_NAME[kind], values.shape, encode(kind, values)))
+    write_gguf(path, {**metadata, **(extra or {})}, tensors)
+
+
+def _get(config: Mapping[str, Any], *names: str) -> Any:
+    return next((config[name] for name in names if name in config), None)
+
+
+def _kv_heads(c: Mapping[str, Any], heads: int) -> int:
+    if c["model_type"] == "falcon":
+        return (
+            c.get("num_kv_heads", heads)
+            if c["new_decoder_architecture"]
+            else 1
+            if c["multi_query"]
+            else heads
+        )
+    return c.get("num_key_value_heads", heads)
+
+
+def _head_dim(c: Mapping[str, Any], hidden: int, heads: int) -> int:
+    return c.get("head_dim") or hidden // heads
+
+
+def _rope(c: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(c.get("rope_scaling") or c.get("rope_parameters") or {})
+
+
+def _rope_keys(c: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    rope = _rope(c)
+    defaults = {"mixtral": 1e6, "gemma3_text": 1e6, "smollm3": 2e6, "olmo3": 5e5}
+    partial = {"gpt_neox": 0.25, "stablelm": 0.25, "phi": 0.5}.get(c["model_type"], 1.0)
+    partial = c.get("partial_rotary_factor", c.get("rotary_pct", partial))
+    base = rope.get(
+        "rope_theta", _get(c, "rope_theta", "rotary_emb_base") or defaults.get(c["model_type"], 10000.0)
+    )
+    keys: dict[str, Any] = {"rope.dimension_count": int(head_dim * partial), "rope.freq_base": float(base)}
+    match rope.get("rope_type", rope.get("type")):
+        case "linear":
+            keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+        case "yarn":
+            keys |= {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": rope["factor"],
+                "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            }
+        case "longrope":
+            original = c["original_max_position_embeddings"]
+            factor = c["max_position_embeddings"] / original
+            keys["rope.scaling.original_context_length"] = original
+            keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(original))
+    return keys
+
+
+def _arch_keys(arch: str, c: Mapping[str, Any]) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    window = c.get("sliding_window")
+    if window and arch in ("gemma2", "gemma3", "phi3", "llama", "starcoder2", "olmo2"):
+        keys["attention.sliding_window"] = window
+    match arch:
+        case "gemma2":
+            keys["attn_logit_softcapping"] = c["attn_logit_softcapping"]
+            keys["final_logit_softcapping"] = c["final_logit_softcapping"]
+        case "granite":
+            keys["attention.scale"] = c["attention_multiplier"]
+            keys["embedding_scale"] = c["embedding_multiplier"]
+            keys["residual_scale"] = c["residual_multiplier"]
+            keys["logit_scale"] = c["logits_scaling"]
+        case "gptneox" | "stablelm":
+            default = arch == "gptneox"
+            keys["use_parallel_residual"] = c.get("use_parallel_residual", default)
+    experts = _get(c, "num_local_experts", "num_experts")
+    if experts:
+        keys |= {"expert_count": experts, "expert_used_count": c["num_experts_per_tok"]}
+        if "moe_intermediate_size" in c:
+            keys["expert_feed_forward_length"] = c["moe_intermediate_size"]
+        if "shared_expert_intermediate_size" in c:
+            keys["expert_shared_feed_forward_length"] = c["shared_expert_intermediate_size"]
+    return keys
+
+
+def _tensors(case: Case) -> dict[str, np.ndarray]:
+    c = case.config
+    arch = ARCHS[c["model_type"]]
+    layers = _get(c, "num_hidden_layers", "n_layer")
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], layers)
+    out: dict[str, np.ndarray] = {}
+    for name, values in _stacked(case.weights).items():
+        new = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new is not None, name
+        out[new] = np.ascontiguousarray(_changed(arch, c, name, values))
+    return out | _rope_tensors(c)
+
+
+def _changed(arch: str, c: Mapping[str, Any], name: str, values: np.ndarray) -> np.ndarray:
+    heads = _get(c, "num_attention_heads", "n_head")
+    kv = _kv_heads(c, heads)
+    if arch in _PERMUTED:
+        for part, n in (("q_proj", heads), ("k_proj", kv)):
+            if part in name:
+                return _permuted(values, n)
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
+        return values + 1
+    if arch == "gpt2" and any(p in name for p in ("c_attn.w", "c_proj.w", "c_fc.w")):
+        return values.T
+    if "query_key_value" in name:
+        return _in_blocks(values, heads, kv)
+    return values.reshape(-1) if name.endswith("shared_expert_gate.weight") else values
+
+
+def _permuted(values: np.ndarray, heads: int) -> np.ndarray:
+    """From halves to interleaved pairs."""
+    pairs = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+def _in_blocks(values: np.ndarray, heads: int, kv: int) -> np.ndarray:
+    """From (q, k, v) per KV head to all of q, all of k, all of v."""
+    per = heads // kv
+    grouped = values.reshape(kv, per + 2, -1, *values.shape[1:])
+    parts = grouped[:, :per], grouped[:, per], grouped[:, per + 1]
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
+def _stacked(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Experts joined, under the names that the converter looks up."""
+    out: dict[str, np.ndarray] = {}
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    for name, values in weights.items():
+        if ".experts." not in name:
+            out[name] = values
+            continue
+        head, tail = name.split(".experts.")
+        number, part = tail.split(".", 1)
+        head = (
+            head.replace("model.", "").replace("block_sparse_moe", "feed_forward")
+            if part.startswith("w")
+            else head
+        )
+        stacks.setdefault(f"{head}.experts.{part}", {})[int(number)] = values
+    return out | {name: np.stack([parts[i] for i in range(len(parts))]) for name, parts in stacks.items()}
+
+
+def _rope_tensors(c: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    rope = _rope(c)
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind == "longrope":
+        return {
+            f"rope_factors_{which}.weight": np.array(rope[f"{which}_factor"], np.float32)
+            for which in ("long", "short")
+        }
+    if kind != "llama3":
+        return {}
+    head_dim = _head_dim(c, c["hidden_size"], c["num_attention_heads"])
+    frequencies = c["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
+    return {"rope_freqs.weight": np.array([_llama3(rope, f) for f in frequencies], np.float32)}
+
+
+def _llama3(rope: Mapping[str, Any], frequency: float) -> float:
+    """The divisor of one frequency, as the converter computes it."""
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    original, wavelength = rope["original_max_position_embeddings"], 2 * math.pi / frequency
+    if wavelength < original / high:
+        return 1.0
+    if wavelength > original / low:
+        return float(rope["factor"])
+    smooth = (original / wavelength - low) / (high - low)
+    return float(1 / ((1 - smooth) / rope["factor"] + smooth))
