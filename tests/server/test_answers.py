@@ -12,6 +12,8 @@ import openai
 import pytest
 from conftest import TEXT, Running
 
+from spola.text.chat import ChatTemplate
+
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -215,6 +217,36 @@ def test_silence_is_filled_with_pings(running: Running, monkeypatch: pytest.Monk
     lines = running.lines("/v1/chat/completions", {**CHAT, "max_tokens": 3, "stream": True})
     assert lines.count(": ping") >= 3
     assert lines[-1] == "data: [DONE]"
+
+
+def test_a_model_without_a_template_completes_but_does_not_chat(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running.service, "template", None)
+    for stream in (False, True):
+        status, body = running.post("/v1/chat/completions", {**CHAT, "stream": stream})
+        assert (status, body["error"]["code"]) == (400, "no_chat_template")
+        assert "/v1/completions" in body["error"]["message"]
+    assert running.post("/v1/completions", {"prompt": "a"})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ raise_exception('no system messages') }}", "no system messages"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "template"),
+        ("{{ messages.__class__.__mro__ }}", "template"),
+        ("{{ 'x' * 10**9 }}", "template"),
+    ],
+)
+def test_a_template_that_refuses_or_misbehaves_is_a_400(
+    running: Running, monkeypatch: pytest.MonkeyPatch, source: str, said: str
+) -> None:
+    monkeypatch.setattr(running.service, "template", ChatTemplate(source))
+    for stream in (False, True):
+        status, body = running.post("/v1/chat/completions", {**CHAT, "stream": stream})
+        assert (status, body["error"]["param"]) == (400, "messages")
+        assert said in body["error"]["message"]
 
 
 def test_states_that_are_not_ready(running: Running) -> None:
