@@ -34,9 +34,9 @@ _NOT_FINITE = "the model gave values that are not finite for this request; its w
 class ReferenceRunner:
     """Runs a model in NumPy.
 
-    ``mode`` f32: weights decoded to f32, plain arithmetic. quantized: docs/numerics.md to the letter,
-    the same bits in any batch. ``static``: takes the shapes of a static-shape device only, and raises
-    StepError on any other.
+    ``mode`` f32: weights decoded to f32, plain arithmetic, activations never quantized, so that ``precise``
+    has nothing to change. quantized: docs/numerics.md to the letter, the same bits in any batch.
+    ``static_shapes``: takes the shapes of a static-shape device only, and raises StepError on any other.
     """
 
     def __init__(self, *, mode: Literal["f32", "quantized"] = "f32", static_shapes: bool = False) -> None:
@@ -58,6 +58,9 @@ class ReferenceRunner:
         """Take the model in. Raises ModelError naming the tensor or part, CapacityError with the numbers."""
         maths: Maths = F32Maths() if self._mode == "f32" else QuantizedMaths(precise=config.precise)
         cache = KvCache(config.kv_groups, config.kv_blocks)
+        homeless = set(range(len(spec.layers))) - cache.place.keys()
+        if homeless:
+            raise ValueError(f"layer {min(homeless)} is in no KV group")
         with np.errstate(all="ignore"):
             self._model = Model(spec, tensors, maths, cache, config.max_model_len)
         self._cache, self._config = cache, config
