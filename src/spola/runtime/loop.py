@@ -6,7 +6,6 @@ connections belong to the receivers. Guards run here, inside the engine's commit
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import queue
@@ -15,12 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from spola.core.errors import SpolaError
 from spola.engine.engine import Engine
 from spola.engine.events import Event
 from spola.engine.request import Request
+
+if TYPE_CHECKING:
+    import asyncio  # a tenth of the start-up time of a program that has no event loop
 
 __all__ = ["AsyncMailbox", "EngineLoop", "Mail", "Mailbox", "QueueMailbox", "Refusal"]
 
