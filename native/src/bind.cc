@@ -86,7 +86,8 @@ void prepare(Decoder& d, int input, int width, const NormTuple& norm, const std:
   d.append(op);
 }
 
-void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int width, int epilogue, float multiplier) {
+void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int width, int epilogue,
+            float multiplier) {
   if (parts.empty() || parts.size() > kMaxParts) throw nb::value_error("linear: 1 to 4 parts, please");
   if (epilogue < 0 || epilogue > static_cast<int>(Epilogue::kGeluTanhMul)) {
     throw nb::value_error("there is no such epilogue");
@@ -158,7 +159,8 @@ nb::list instruction_sets(bool usable) {
 
 std::string chosen(const std::string& isa) {
   const Kernels* kernels = select_kernels(isa.c_str());
-  if (!kernels) throw nb::value_error(("instruction set '" + isa + "' is not available on this processor").c_str());
+  if (!kernels)
+    throw nb::value_error(("instruction set '" + isa + "' is not available on this processor").c_str());
   return kernels->isa;
 }
 
@@ -189,7 +191,8 @@ NB_MODULE(_native, m) {
   m.doc() = "Native kernels and decoder of spola; used through spola.backends.native.";
   m.def("compiled_isas", [] { return instruction_sets(false); }, "Instruction sets compiled in, best first.");
   m.def("usable_isas", [] { return instruction_sets(true); }, "Those that this processor can run.");
-  m.def("chosen_isa", &chosen, "isa"_a, "The set that `isa` (empty for the best) selects; ValueError if it cannot run.");
+  m.def("chosen_isa", &chosen, "isa"_a,
+        "The set that `isa` (empty for the best) selects; ValueError if it cannot run.");
   m.def("measure_read_bandwidth", &bandwidth, "bytes"_a, "threads"_a, "passes"_a, "huge_pages"_a,
         "Bytes per second of each pass over a buffer.");
   m.def("packed_bytes", &packed, "type"_a, "rows"_a, "cols"_a, "precise"_a,
@@ -200,13 +203,13 @@ NB_MODULE(_native, m) {
       .def("add_matrix", &add_matrix, "name"_a, "type"_a, "rows"_a, "cols"_a, "data"_a)
       .def("add_vector", &add_vector, "name"_a, "type"_a, "n"_a, "data"_a, "offset"_a)
       .def("add_rope", &add_rope, "frequencies"_a, "factor"_a, "interleaved"_a)
-      .def("add_kv_group", &add_kv_group, nb::kw_only(), "layers"_a, "heads"_a, "k_dim"_a, "v_dim"_a, "window"_a,
-           "k_f16"_a, "v_f16"_a, "blocks"_a)
+      .def("add_kv_group", &add_kv_group, nb::kw_only(), "layers"_a, "heads"_a, "k_dim"_a, "v_dim"_a,
+           "window"_a, "k_f16"_a, "v_f16"_a, "blocks"_a)
       .def("embed", &embed, "matrix"_a, "scale"_a)
       .def("prepare", &prepare, "input"_a, "width"_a, "norm"_a, "consumers"_a)
       .def("linear", &linear, "parts"_a, "output"_a, "width"_a, "epilogue"_a, "multiplier"_a)
-      .def("attention", &attention, nb::kw_only(), "group"_a, "layer"_a, "heads"_a, "scale"_a, "softcap"_a, "rope"_a,
-           "q_norm"_a, "k_norm"_a, "norm_whole"_a)
+      .def("attention", &attention, nb::kw_only(), "group"_a, "layer"_a, "heads"_a, "scale"_a, "softcap"_a,
+           "rope"_a, "q_norm"_a, "k_norm"_a, "norm_whole"_a)
       .def("head", &set_head, "norm"_a, "matrix"_a, "bias"_a, "scale"_a, "softcap"_a)
       .def("finish", &Decoder::finish)
       .def("execute", &execute, "fresh"_a, "gone"_a, "copies"_a, "zero"_a, "slices"_a)

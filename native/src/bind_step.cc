@@ -42,7 +42,8 @@ RequestIn request_in(nb::handle t) {
   r.ids = words<int32_t>(nb::object(t[3]), &r.n_ids, "RequestState.ids");
   r.n_prompt = get<int>(t, 4);
   const int want = get<int>(t, 5);
-  if (want < 0 || want > static_cast<int>(Want::kLogits)) throw nb::value_error("RequestState.want is not known");
+  if (want < 0 || want > static_cast<int>(Want::kLogits))
+    throw nb::value_error("RequestState.want is not known");
   r.want = static_cast<Want>(want);
   r.problem = get<std::string>(t, 6);
   const nb::object p = t[7];
@@ -55,7 +56,8 @@ RequestIn request_in(nb::handle t) {
   r.params.presence = get<float>(p, 6);
   r.params.frequency = get<float>(p, 7);
   r.params.logprobs = get<int>(p, 8);
-  for (nb::handle pair : nb::object(t[8])) r.params.logit_bias.emplace_back(get<int32_t>(pair, 0), get<float>(pair, 1));
+  for (nb::handle pair : nb::object(t[8]))
+    r.params.logit_bias.emplace_back(get<int32_t>(pair, 0), get<float>(pair, 1));
   return r;
 }
 
@@ -114,7 +116,8 @@ nb::tuple slice_out(const SliceOut& s, bool wants_logprobs) {
 
 }  // namespace
 
-nb::list execute(Decoder& decoder, nb::list fresh, nb::list gone, nb::list copies, nb::list zero, nb::list slices) {
+nb::list execute(Decoder& decoder, nb::list fresh, nb::list gone, nb::list copies, nb::list zero,
+                 nb::list slices) {
   StepIn step;
   for (nb::handle t : fresh) step.fresh.push_back(request_in(t));
   for (nb::handle id : gone) step.gone.push_back(nb::cast<int64_t>(id));

@@ -79,6 +79,7 @@ inline bool same(float a, float b) {
 }  // namespace check
 
 void test_attention();
+void test_decoder();
 void test_pack();
 void test_linear();
 void test_rows();

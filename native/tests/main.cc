@@ -26,8 +26,11 @@ int main() {
     const char* name;
     void (*run)();
   };
-  const Suite suites[] = {
-      {"pack", test_pack}, {"linear", test_linear}, {"rows", test_rows}, {"attention", test_attention}};
+  const Suite suites[] = {{"pack", test_pack},
+                          {"linear", test_linear},
+                          {"rows", test_rows},
+                          {"attention", test_attention},
+                          {"decoder", test_decoder}};
   const spola::Kernels* best = spola::select_kernels("");
   std::printf("best kernels here: %s\n", best->isa);
   for (const Suite& s : suites) {

@@ -57,7 +57,9 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 }
 
 Arena::Arena(size_t limit, bool huge_pages)
-    : reserved_(round_up(limit, kGrowth) + kHugePage), limit_(round_up(limit, kGrowth)), huge_pages_(huge_pages) {
+    : reserved_(round_up(limit, kGrowth) + kHugePage),
+      limit_(round_up(limit, kGrowth)),
+      huge_pages_(huge_pages) {
   base_ = map(reserved_, PROT_NONE);
   data_ = align(base_);
 }
@@ -70,7 +72,8 @@ uint8_t* Arena::allocate(size_t bytes) {
   const size_t end = start + bytes;
   if (end > committed_) {
     const size_t target = round_up(end, kGrowth);
-    if (mprotect(data_ + committed_, target - committed_, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+    if (mprotect(data_ + committed_, target - committed_, PROT_READ | PROT_WRITE) != 0)
+      throw std::bad_alloc();
     advise(data_ + committed_, target - committed_, huge_pages_);
     committed_ = target;
   }

@@ -11,8 +11,8 @@
 namespace spola {
 namespace {
 
-constexpr int kBarrierSpins = 2000;      // pauses before a waiting worker yields
-constexpr int kCrowdedSpins = 20;        // the same with more workers than processors
+constexpr int kBarrierSpins = 2000;                 // pauses before a waiting worker yields
+constexpr int kCrowdedSpins = 20;                   // the same with more workers than processors
 constexpr std::chrono::microseconds kIdleSpin{80};  // between calls, before a worker parks
 
 void pause_cpu() {

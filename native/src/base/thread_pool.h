@@ -1,8 +1,8 @@
 // A fixed set of workers that run one function together, with a barrier to use inside it.
 //
-// The calling thread is worker 0. Inside a call nobody parks: a barrier spins, and yields the processor when it
-// has to wait long, so that more workers than processors make progress too. Between calls workers spin for a
-// moment and then park. One caller at a time.
+// The calling thread is worker 0. Inside a call nobody parks: a barrier spins, and yields the processor when
+// it has to wait long, so that more workers than processors make progress too. Between calls workers spin for
+// a moment and then park. One caller at a time.
 #pragma once
 
 #include <atomic>

@@ -64,7 +64,8 @@ void plan_attention(const std::vector<SliceIn>& slices, const KvShape& shape, in
   int record = 0;
   for (const Group& g : groups) {
     const int extra = (g.segments - 1) * g.rows;
-    const bool split = g.segments > 1 && extra <= spare_records && g.cost * 4 * workers > total && workers > 1;
+    const bool split =
+        g.segments > 1 && extra <= spare_records && g.cost * 4 * workers > total && workers > 1;
     const int parts = split ? g.segments : 1;
     if (split) spare_records -= extra;
     for (int r = 0; r < g.rows; ++r) {
@@ -73,8 +74,8 @@ void plan_attention(const std::vector<SliceIn>& slices, const KvShape& shape, in
     }
     for (int head = 0; head < shape.heads; ++head) {
       for (int p = 0; p < parts; ++p) {
-        plan->items.push_back({g.slice, g.row, g.position, g.rows, head, g.segment + p, split ? 1 : g.segments,
-                               record + p, parts});
+        plan->items.push_back({g.slice, g.row, g.position, g.rows, head, g.segment + p,
+                               split ? 1 : g.segments, record + p, parts});
         cost.push_back(std::max<int64_t>(1, g.cost / parts));
       }
     }

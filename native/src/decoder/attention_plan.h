@@ -18,10 +18,10 @@ struct AttentionItem {
   int position;  // of that row
   int rows;
   int kv_head;
-  int segment;   // first segment
+  int segment;  // first segment
   int segments;
-  int record;    // where the first row's result goes
-  int stride;    // records between rows
+  int record;  // where the first row's result goes
+  int stride;  // records between rows
 };
 
 struct AttentionPlan {

@@ -28,13 +28,16 @@ void Decoder::check(const StepIn& step) const {
   }
   for (int64_t id : step.gone) live.erase(id);
   for (const RequestIn& r : step.fresh) {
-    if (r.n_prompt < 0 || r.n_prompt > r.n_ids) refuse("request " + std::to_string(r.id) + ": n_prompt is wrong");
+    if (r.n_prompt < 0 || r.n_prompt > r.n_ids)
+      refuse("request " + std::to_string(r.id) + ": n_prompt is wrong");
     live[r.id] = r.want;
   }
   const auto block = [this](int group, int id) {
-    if (group < 0 || group >= static_cast<int>(kv_.size())) refuse("there is no KV group " + std::to_string(group));
+    if (group < 0 || group >= static_cast<int>(kv_.size()))
+      refuse("there is no KV group " + std::to_string(group));
     if (id < 0 || id >= kv_[group].blocks()) {
-      refuse("block " + std::to_string(id) + " is outside the pool of " + std::to_string(kv_[group].blocks()));
+      refuse("block " + std::to_string(id) + " is outside the pool of " +
+             std::to_string(kv_[group].blocks()));
     }
   };
   for (const CopyIn& c : step.copies) block(c.group, c.source), block(c.group, c.target);
@@ -89,7 +92,8 @@ void Decoder::check_slice(const SliceIn& s) const {
 
 void Decoder::check_norm(const NormPart& norm, int width, const char* what) const {
   if (norm.kind == NormKind::kNone) return;
-  if (model_.vector(norm.weight).size != width) refuse(std::string(what) + ": the norm's weight has another size");
+  if (model_.vector(norm.weight).size != width)
+    refuse(std::string(what) + ": the norm's weight has another size");
   if (norm.kind == NormKind::kLayer && model_.vector(norm.bias).size != width) {
     refuse(std::string(what) + ": the norm's bias has another size");
   }
@@ -102,7 +106,8 @@ void Decoder::check_linear(const LinearOp& op) const {
   for (int p = 0; p < op.parts; ++p) {
     const Matrix& m = model_.matrix(op.part[p].matrix);
     if (m.cols != first.cols) refuse("linear: matrices that share an input differ in columns");
-    if (op.part[p].column < 0 || op.part[p].column + m.rows > op.width) refuse("linear: outputs do not fit the row");
+    if (op.part[p].column < 0 || op.part[p].column + m.rows > op.width)
+      refuse("linear: outputs do not fit the row");
     if (op.part[p].bias != kNoId && model_.vector(op.part[p].bias).size != m.rows) {
       refuse("linear: the bias has another size than its matrix");
     }
@@ -111,19 +116,22 @@ void Decoder::check_linear(const LinearOp& op) const {
     refuse("linear: gate and up must have equal shapes");
   }
   if (op.output == Buffer::kNone || op.output == Buffer::kLogits) refuse("linear: wrong output buffer");
-  if (op.output == Buffer::kResidual && op.width != config_.hidden) refuse("linear: the residual row has another size");
+  if (op.output == Buffer::kResidual && op.width != config_.hidden)
+    refuse("linear: the residual row has another size");
 }
 
 void Decoder::check_op(const Op& op) const {
   const auto attention = [this](const AttentionShape& s) {
     const KvShape& g = kv_.at(s.group).shape();
     if (s.layer < 0 || s.layer >= g.layers) refuse("attention: the layer is outside its KV group");
-    if (s.heads < g.heads || s.heads % g.heads != 0) refuse("attention: heads are no multiple of the KV heads");
+    if (s.heads < g.heads || s.heads % g.heads != 0)
+      refuse("attention: heads are no multiple of the KV heads");
   };
   switch (op.kind) {
     case OpKind::kEmbed: {
       const Matrix& m = model_.matrix(op.embed.matrix);
-      if (m.rows != config_.vocab || m.cols != config_.hidden) refuse("embedding: another shape than vocab x hidden");
+      if (m.rows != config_.vocab || m.cols != config_.hidden)
+        refuse("embedding: another shape than vocab x hidden");
       return;
     }
     case OpKind::kPrepare: return check_norm(op.prepare.norm, op.prepare.width, "prepare");
@@ -158,13 +166,15 @@ void Decoder::check_program() const {
     for (int p = 0; p < op.linear.parts; ++p) {
       const Matrix& m = model_.matrix(op.linear.part[p].matrix);
       if (m.cols != width) refuse("linear: the activations have another width than the matrix");
-      if (!((formats >> static_cast<int>(m.format)) & 1u)) refuse("linear: activations are not in the matrix's format");
+      if (!((formats >> static_cast<int>(m.format)) & 1u))
+        refuse("linear: activations are not in the matrix's format");
     }
   }
   const HeadOp& head = program_.head;
   const Matrix& m = model_.matrix(head.matrix);
   if (m.rows != config_.vocab || m.cols != config_.hidden) refuse("head: another shape than vocab x hidden");
-  if (head.bias != kNoId && model_.vector(head.bias).size != config_.vocab) refuse("head: the bias has another size");
+  if (head.bias != kNoId && model_.vector(head.bias).size != config_.vocab)
+    refuse("head: the bias has another size");
   check_norm(head.norm, config_.hidden, "head");
 }
 

@@ -12,7 +12,8 @@ constexpr int kHeadRows = 64;  // rows whose logits are held at a time
 
 const Kernels* pick_kernels(const std::string& isa) {
   const Kernels* kernels = select_kernels(isa.c_str());
-  if (!kernels) throw std::invalid_argument("instruction set '" + isa + "' is not available on this processor");
+  if (!kernels)
+    throw std::invalid_argument("instruction set '" + isa + "' is not available on this processor");
   return kernels;
 }
 
@@ -178,7 +179,8 @@ void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
   std::vector<HeadRow> vectors;
   for (size_t i = 0; i < runs.size(); ++i) {
     const SliceIn& slice = *runs[i].in;
-    const bool embeds = runs[i].request->want == Want::kEmbedLast || runs[i].request->want == Want::kEmbedMean;
+    const bool embeds =
+        runs[i].request->want == Want::kEmbedLast || runs[i].request->want == Want::kEmbedMean;
     const int first = slice.n - (embeds ? slice.n : slice.n_head);
     for (int j = first; j < slice.n; ++j) {
       (embeds ? vectors : heads).push_back({static_cast<int>(i), runs[i].row + j, j - first});
@@ -200,7 +202,8 @@ void Decoder::end_runs(std::vector<Run>& runs) {
   for (Run& run : runs) {
     for (int j = 0; j < run.in->n && run.out.error.empty(); ++j) {
       if (rows_.bad[run.row + j].load(std::memory_order_relaxed)) {
-        run.out.error = "the model gave values that are not finite at position " + std::to_string(run.in->start + j);
+        run.out.error =
+            "the model gave values that are not finite at position " + std::to_string(run.in->start + j);
       }
     }
     if (run.out.error.empty()) continue;

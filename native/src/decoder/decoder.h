@@ -1,7 +1,7 @@
 // A decoder: weights, KV cache, op program, requests, and the one call that runs a step.
 //
-// Built by calls in this order: the constructor, add_* for tensors and tables, append for the program in execution
-// order, finish. Then execute, from one thread at a time. Nothing of Python here.
+// Built by calls in this order: the constructor, add_* for tensors and tables, append for the program in
+// execution order, finish. Then execute, from one thread at a time. Nothing of Python here.
 #pragma once
 
 #include <memory>

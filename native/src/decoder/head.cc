@@ -14,7 +14,8 @@ void Decoder::gather(const HeadRow* rows, int count, int worker) {
   const Range range = share(count, worker, pool_.size());
   for (int i = range.begin; i < range.end; ++i) {
     std::memcpy(work_->head_input() + i * hidden,
-                work_->buffer(Buffer::kResidual) + static_cast<size_t>(rows[i].row) * hidden, hidden * sizeof(float));
+                work_->buffer(Buffer::kResidual) + static_cast<size_t>(rows[i].row) * hidden,
+                hidden * sizeof(float));
   }
 }
 
@@ -62,7 +63,8 @@ void Decoder::use_row(const HeadRow& row, const float* logits, Run& run, Sampler
     return;
   }
   if (run.request->want == Want::kScore) {
-    run.out.scores.push_back(static_cast<double>(logits[slice.targets[row.index]]) - sampler.log_sum_exp(logits));
+    run.out.scores.push_back(static_cast<double>(logits[slice.targets[row.index]]) -
+                             sampler.log_sum_exp(logits));
     return;
   }
   const int position = slice.start + (row.row - run.row) + 1;  // of the token that is drawn
@@ -84,14 +86,16 @@ void Decoder::use_row(const HeadRow& row, const float* logits, Run& run, Sampler
 }
 
 // Final hidden states: the last row of a request, or the mean of all its rows, summed in order of position.
-void Decoder::run_vectors(const std::vector<HeadRow>& rows, std::vector<Run>& runs, OpContext& c, int worker) {
+void Decoder::run_vectors(const std::vector<HeadRow>& rows, std::vector<Run>& runs, OpContext& c,
+                          int worker) {
   const size_t hidden = static_cast<size_t>(config_.hidden);
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(work_->head_rows())) {
     const HeadRow* chunk = rows.data() + begin;
     const int count = static_cast<int>(std::min<size_t>(rows.size() - begin, work_->head_rows()));
     gather(chunk, count, worker);
     const Range range = share(count, worker, pool_.size());
-    prepare_rows(c, program_.head.norm, work_->head_input(), config_.hidden, 0, range.begin, range.end, nullptr);
+    prepare_rows(c, program_.head.norm, work_->head_input(), config_.hidden, 0, range.begin, range.end,
+                 nullptr);
     pool_.barrier();
     const float* states = program_.head.norm.kind == NormKind::kNone ? work_->head_input() : work_->f32;
     for (int i = 0; worker == 0 && i < count; ++i) {

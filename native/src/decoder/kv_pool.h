@@ -34,7 +34,8 @@ class KvPool {
   size_t bytes() const { return memory_.size(); }
 
   uint8_t* k(int block, int layer, int head) const {
-    return memory_.data() + block * block_bytes_ + (static_cast<size_t>(layer) * shape_.heads + head) * head_bytes_;
+    return memory_.data() + block * block_bytes_ +
+           (static_cast<size_t>(layer) * shape_.heads + head) * head_bytes_;
   }
   uint8_t* v(int block, int layer, int head) const { return k(block, layer, head) + k_bytes_; }
 

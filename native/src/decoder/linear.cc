@@ -24,7 +24,8 @@ void product(const OpContext& c, const LinearPart& part, int width, int tile, in
   const int n = std::min(kTileRows, m.rows - column);
   if (part.delta != Buffer::kNone) {
     for (int r = 0; r < rows; ++r) {
-      const float* delta = c.work->buffer(part.delta) + static_cast<size_t>(row + r) * width + part.column + column;
+      const float* delta =
+          c.work->buffer(part.delta) + static_cast<size_t>(row + r) * width + part.column + column;
       for (int j = 0; j < n; ++j) out[r * kTileRows + j] += delta[j];
     }
   }
@@ -55,7 +56,8 @@ void plain_tile(const LinearOp& op, const OpContext& c, int index, int row, int 
   const int column = tile * kTileRows;
   float* y = c.work->buffer(op.output) + static_cast<size_t>(row) * op.width + part->column + column;
   for (int r = 0; r < rows; ++r) {
-    store(op, out + r * kTileRows, std::min(kTileRows, m.rows - column), y + static_cast<size_t>(r) * op.width);
+    store(op, out + r * kTileRows, std::min(kTileRows, m.rows - column),
+          y + static_cast<size_t>(r) * op.width);
   }
 }
 

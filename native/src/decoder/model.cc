@@ -47,13 +47,15 @@ Model::Model(size_t limit, bool huge_pages, bool precise, const Kernels* kernels
 
 int Model::add_matrix(ThreadPool& pool, const std::string& name, int type_id, int64_t rows, int64_t cols,
                       const uint8_t* data, size_t bytes) {
-  if (rows <= 0 || cols <= 0 || rows > INT_MAX - kTileRows || cols > (1 << 24)) refuse(name, "has an impossible shape");
+  if (rows <= 0 || cols <= 0 || rows > INT_MAX - kTileRows || cols > (1 << 24))
+    refuse(name, "has an impossible shape");
   const GgmlType type = checked_type(name, type_id, rows * cols, bytes);
   if (cols % type_shape(type).values != 0) refuse(name, "rows are no whole number of blocks");
 
   Matrix m;
   m.scheme = scheme_of(type, precise_);
-  if (m.scheme == Scheme::kCount) refuse(name, "type " + std::to_string(type_id) + " is not known to the kernels");
+  if (m.scheme == Scheme::kCount)
+    refuse(name, "type " + std::to_string(type_id) + " is not known to the kernels");
   m.format = act_format(m.scheme, precise_);
   if (!kernels_->tile[static_cast<int>(m.scheme)][static_cast<int>(m.format)]) {
     refuse(name, std::string("no ") + kernels_->isa + " kernel for type " + std::to_string(type_id));
@@ -75,7 +77,8 @@ int Model::add_matrix(ThreadPool& pool, const std::string& name, int type_id, in
         const int64_t n = int64_t{t} * kTileRows + j;
         row[j] = n < rows ? data + static_cast<size_t>(n) * stride : nullptr;
       }
-      if (!pack_tile(type, m.scheme, row, m.cols, packed + static_cast<size_t>(t) * m.tile_bytes)) finite = false;
+      if (!pack_tile(type, m.scheme, row, m.cols, packed + static_cast<size_t>(t) * m.tile_bytes))
+        finite = false;
     }
   });
   if (!finite) refuse(name, "holds a value or scale that is not finite; the file is damaged");

@@ -50,7 +50,8 @@ class Model {
                  const uint8_t* data, size_t bytes);
 
   // Takes F32, F16 or BF16 values, adds `offset` to each; returns its index. Throws as add_matrix.
-  int add_vector(const std::string& name, int type, int64_t n, const uint8_t* data, size_t bytes, float offset);
+  int add_vector(const std::string& name, int type, int64_t n, const uint8_t* data, size_t bytes,
+                 float offset);
 
   // cos and sin of position * frequency times `factor`, in f64, rounded to f32; returns its index.
   int add_rope(ThreadPool& pool, const std::vector<double>& frequencies, double factor, bool interleaved,

@@ -35,7 +35,8 @@ void prepare(const PrepareOp& op, const OpContext& c, int worker) {
 }
 
 // Norms every head of x, or all of them as one vector.
-void norm_heads(const OpContext& c, const NormPart& norm, bool whole, float* x, int heads, int dim, float* scratch) {
+void norm_heads(const OpContext& c, const NormPart& norm, bool whole, float* x, int heads, int dim,
+                float* scratch) {
   if (norm.kind == NormKind::kNone) return;
   const int n = whole ? heads * dim : dim;
   for (int i = 0; i < heads * dim; i += n) apply_norm(*c.kernels, *c.model, norm, x + i, n, x + i, scratch);
@@ -57,7 +58,8 @@ void store_v(const OpContext& c, const KvShape& g, const float* x, uint8_t* bloc
   if (g.v_type == KvType::kF32) {
     std::memcpy(block + static_cast<size_t>(lane) * g.v_dim * 4, x, static_cast<size_t>(g.v_dim) * 4);
   } else {
-    c.kernels->f32_to_f16(x, g.v_dim, reinterpret_cast<uint16_t*>(block) + static_cast<size_t>(lane) * g.v_dim);
+    c.kernels->f32_to_f16(x, g.v_dim,
+                          reinterpret_cast<uint16_t*>(block) + static_cast<size_t>(lane) * g.v_dim);
   }
 }
 
@@ -143,7 +145,8 @@ void attention(const AttentionOp& op, const OpContext& c, int worker) {
       if (s == 0) continue;
       for (int r = 0; r < item.rows; ++r) {
         for (int h = 0; h < a.heads; ++h) {
-          c.kernels->attention_merge(a.out + r * a.out_stride + h * head, g.v_dim, result + r * stride + h * head);
+          c.kernels->attention_merge(a.out + r * a.out_stride + h * head, g.v_dim,
+                                     result + r * stride + h * head);
         }
       }
     }
@@ -171,8 +174,8 @@ void merge(const MergeOp& op, const OpContext& c, int worker) {
 
 }  // namespace
 
-void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm, const float* x, int n, float* y,
-                float* scratch) {
+void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm, const float* x, int n,
+                float* y, float* scratch) {
   float* out = y == x ? scratch : y;
   if (norm.kind == NormKind::kLayer) {
     kernels.layer_norm(x, model.vector(norm.weight).data, model.vector(norm.bias).data, norm.eps, n, out);

@@ -21,8 +21,8 @@ struct StepRows {
   int count = 0;
   std::vector<int32_t> token;
   std::vector<int32_t> position;
-  std::vector<std::vector<int32_t>> block;  // [group][row]: the block the row's K and V go to
-  std::vector<AttentionPlan> attention;     // per group
+  std::vector<std::vector<int32_t>> block;   // [group][row]: the block the row's K and V go to
+  std::vector<AttentionPlan> attention;      // per group
   std::unique_ptr<std::atomic<bool>[]> bad;  // a value of the row was not finite
 };
 
@@ -42,8 +42,8 @@ void run_op(const Op& op, OpContext& c, int worker);
 void run_linear(const LinearOp& op, const OpContext& c, int worker);
 
 // y = norm(x), n values. y may be x only when `scratch` (n floats) is given.
-void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm, const float* x, int n, float* y,
-                float* scratch);
+void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm, const float* x, int n,
+                float* y, float* scratch);
 
 // The pieces that the head shares with the layers: activations of `count` rows of `input` (row i stands for
 // row of_row[i] of the step when given), and the logits of `count` prepared rows.

@@ -17,15 +17,21 @@ struct Request {
   Want want = Want::kSample;
   Params params;
   std::string problem;
-  int total = 0;    // tokens named when the request came
-  int known = 0;    // tokens counted so far
+  int total = 0;                                // tokens named when the request came
+  int known = 0;                                // tokens counted so far
   std::unordered_map<int32_t, int32_t> counts;  // occurrences in the output; 0: in the prompt only
   std::vector<double> sums;                     // of final hidden states, for want embed_mean
   int pooled = 0;                               // rows in `sums`
 
   explicit Request(const RequestIn& in)
-      : id(in.id), choice(in.choice), seed(in.seed), want(in.want), params(in.params), problem(in.problem),
-        total(in.n_ids), known(in.n_ids) {
+      : id(in.id),
+        choice(in.choice),
+        seed(in.seed),
+        want(in.want),
+        params(in.params),
+        problem(in.problem),
+        total(in.n_ids),
+        known(in.n_ids) {
     if (!params.counts_tokens()) return;
     for (int i = 0; i < in.n_ids; ++i) counts[in.ids[i]] += i < in.n_prompt ? 0 : 1;
   }

@@ -25,12 +25,13 @@ int32_t Sampler::sample(const float* logits, const Request& request, int positio
   const float* l = adjust(logits, request, mask);
   const float top = kernels_->max_many(l, vocab_);
   if (!std::isfinite(top)) {
-    *error = top == kLowest ? "the mask allows no token" : "a logit is not finite after penalties and temperature";
+    *error =
+        top == kLowest ? "the mask allows no token" : "a logit is not finite after penalties and temperature";
     return -1;
   }
   if (p.greedy) return largest(l, top);
-  const double u = uniform(request.seed, static_cast<uint32_t>(position), static_cast<uint32_t>(request.choice),
-                           Purpose::kTarget);
+  const double u = uniform(request.seed, static_cast<uint32_t>(position),
+                           static_cast<uint32_t>(request.choice), Purpose::kTarget);
   if (narrow(l, top, p)) return draw_candidates(p.min_p, u);
   return draw_all(l, top, p.min_p, u);
 }

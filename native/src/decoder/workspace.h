@@ -23,15 +23,16 @@ struct WorkspaceShape {
 
 class Workspace {
  public:
-  Workspace(const WorkspaceShape& shape, const Program& program, const std::vector<KvShape>& kv, bool huge_pages);
+  Workspace(const WorkspaceShape& shape, const Program& program, const std::vector<KvShape>& kv,
+            bool huge_pages);
 
   // Row 0 of a buffer; rows are width(buffer) floats apart.
   float* buffer(Buffer b) const { return buffers_[static_cast<int>(b)]; }
   int width(Buffer b) const { return widths_[static_cast<int>(b)]; }
 
   int head_rows() const { return shape_.head_rows; }
-  float* head_input() const { return head_input_; }    // [head_rows][hidden]: residual rows, then normed
-  float* partials() const { return partials_; }        // attention records
+  float* head_input() const { return head_input_; }  // [head_rows][hidden]: residual rows, then normed
+  float* partials() const { return partials_; }      // attention records
   float* scratch(int worker) const { return scratch_ + static_cast<size_t>(worker) * scratch_floats_; }
 
   // Storage of activations in all formats; `k` and `f32` are set by the op that prepares them.

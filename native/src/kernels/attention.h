@@ -16,23 +16,23 @@ enum class KvType : int32_t { kF32 = 0, kF16 = 1 };
 // Positions are counted from the segment's first one. The caller guarantees that every row has at least one
 // valid position in every block of the call, so only the first and last block can be partly valid.
 struct AttentionArgs {
-  const float* q = nullptr;   // row r, head g at q + r * q_stride + g * k_dim; already scaled
-  size_t q_stride = 0;        // floats
-  int rows = 0;               // 1..kMaxRows
-  int heads = 0;              // query heads that share this KV head
+  const float* q = nullptr;  // row r, head g at q + r * q_stride + g * k_dim; already scaled
+  size_t q_stride = 0;       // floats
+  int rows = 0;              // 1..kMaxRows
+  int heads = 0;             // query heads that share this KV head
   int k_dim = 0;
   int v_dim = 0;
-  float softcap = 0.0f;       // 0 = none
+  float softcap = 0.0f;  // 0 = none
   KvType k_type = KvType::kF16;
   KvType v_type = KvType::kF16;
-  int blocks = 0;             // 1..kSegment / kBlock
-  int first_block = 0;        // index of blocks[0] within the segment
+  int blocks = 0;                            // 1..kSegment / kBlock
+  int first_block = 0;                       // index of blocks[0] within the segment
   const uint8_t* k[kSegment / kBlock] = {};  // [k_dim][32] of each block
   const uint8_t* v[kSegment / kBlock] = {};  // [32][v_dim] of each block
-  int low[kMaxRows] = {};     // first valid position of the row
-  int high[kMaxRows] = {};    // one past the last valid position of the row
-  float* out = nullptr;       // row r, head g at out + r * out_stride + g * (v_dim + 2): m, l, o[v_dim]
-  size_t out_stride = 0;      // floats
+  int low[kMaxRows] = {};                    // first valid position of the row
+  int high[kMaxRows] = {};                   // one past the last valid position of the row
+  float* out = nullptr;   // row r, head g at out + r * out_stride + g * (v_dim + 2): m, l, o[v_dim]
+  size_t out_stride = 0;  // floats
 };
 
 void attention_segment_scalar(const AttentionArgs& args);

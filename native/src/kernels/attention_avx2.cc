@@ -1,7 +1,7 @@
 // attention_segment and attention_merge with AVX2, FMA and F16C: equal bits to the scalar twins.
 //
-// Lanes are positions while scores are made (K is stored transposed, so no horizontal sums) and dimensions of V
-// while values are summed. Up to three heads of a row share each load of K and V. No standard library here:
+// Lanes are positions while scores are made (K is stored transposed, so no horizontal sums) and dimensions of
+// V while values are summed. Up to three heads of a row share each load of K and V. No standard library here:
 // an inline function compiled with AVX could be the copy the linker keeps for everybody.
 
 #include "kernels/attention.h"
@@ -80,8 +80,8 @@ float soften(__m256 (&s)[4], float softcap, int lo, int hi, bool first, float* e
   __m256 valid[4];
   for (int j = 0; j < 4; ++j) {
     const __m256i t = _mm256_add_epi32(lane, _mm256_set1_epi32(8 * j));
-    valid[j] = _mm256_castsi256_ps(
-        _mm256_and_si256(_mm256_cmpgt_epi32(t, above), _mm256_cmpgt_epi32(below, t)));
+    valid[j] =
+        _mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(t, above), _mm256_cmpgt_epi32(below, t)));
     if (softcap != 0.0f) s[j] = soft_cap(s[j], softcap);
     s[j] = _mm256_blendv_ps(lowest, s[j], valid[j]);
   }
@@ -99,8 +99,8 @@ float soften(__m256 (&s)[4], float softcap, int lo, int hi, bool first, float* e
 
 // o[n] = o[n] * corr[n] + sum over t of e[n][t] * v[t], 8 * W dimensions from d.
 template <int N, int W, KvType T>
-inline void values(const AttentionArgs& a, const uint8_t* v, int d, const float (*e)[kBlock], const float* corr,
-                   int lo, int hi, float* const* o) {
+inline void values(const AttentionArgs& a, const uint8_t* v, int d, const float (*e)[kBlock],
+                   const float* corr, int lo, int hi, float* const* o) {
   __m256 acc[N][W];
   for (int n = 0; n < N; ++n) {
     for (int w = 0; w < W; ++w) {

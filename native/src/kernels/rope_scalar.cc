@@ -1,8 +1,8 @@
 // rope without SIMD.
 
-#include "kernels/rope.h"
-
 #include <cmath>
+
+#include "kernels/rope.h"
 
 namespace spola {
 
