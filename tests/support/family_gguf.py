@@ -1,8 +1,8 @@
 """The tiny models of ``support.families`` as GGUF files, laid out as the ecosystem's converter does.
 
 Tensor names come from the ``gguf`` package's own table. What the converter changes on the way is repeated
-here: q and k permuted for interleaved rope, Gemma's norms plus one, GPT-2's matrices transposed, merged q, k and v
-put in order, experts stacked, rope divisors as tensors.
+here: q and k permuted for interleaved rope, Gemma's norms plus one, GPT-2's matrices transposed, merged q, k
+and v put in order, experts stacked, rope divisors as tensors.
 """
 
 from __future__ import annotations

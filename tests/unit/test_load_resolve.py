@@ -12,7 +12,7 @@ import pytest
 from spola.core.errors import ConfigError
 from spola.load import fetch, resolve
 from spola.load.cache import cache_folder, write_atomically
-from spola.load.resolve import EMBEDDED_FILE, resolve_model
+from spola.load.resolve import EMBEDDED_FILE, ModelPath, resolve_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -81,14 +81,13 @@ def test_what_is_not_there(name: str, said: str) -> None:
         resolve_model(name)
 
 
-def test_a_safetensors_folder_is_refused_in_one_line(home: Path) -> None:
+def test_a_hugging_face_folder(home: Path) -> None:
     folder = home / "hf"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"safetensors.*not supported yet"):
-        resolve_model(str(folder))
+    assert resolve_model(str(folder)) == ModelPath(folder, "hf", kind="hf")
     (folder / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"holds no \.gguf"):
+    with pytest.raises(ConfigError, match=r"holds no \.gguf file and no config.json"):
         resolve_model(str(folder))
 
 

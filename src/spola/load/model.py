@@ -1,86 +1,31 @@
-"""An opened model: its spec, its tokenizer, its template and its tensors in manifest order.
+"""Opens the model at a path, whatever it is: a GGUF file here, a Hugging Face folder in ``load.hf_folder``.
 
-GGUF today. Reads header and vocabulary at once and tensors when they are asked for, one at a time. Packs
-and computes nothing.
+Reads header and vocabulary at once and tensors when they are asked for, one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 from spola.core.errors import ModelError
-from spola.core.runner import Tensor
 from spola.formats.gguf import GgufFile, open_gguf
-from spola.formats.tensors import TensorSource
 from spola.load.defaults import generation_defaults
+from spola.load.hf_folder import is_hf_folder, open_hf_folder, open_hf_tokenizer
+from spola.load.opened import Model
 from spola.load.resolve import ModelPath
-from spola.load.weights import iter_tensors, source_dtypes
+from spola.load.weights import source_dtypes
 from spola.spec.cost import weight_bytes
-from spola.spec.decoder import DecoderSpec
 from spola.spec.from_gguf import from_gguf, gguf_sources
-from spola.spec.manifest import manifest
-from spola.spec.sources import Source
 from spola.text.chat import find_template
 from spola.text.tokenizer import Tokenizer
 
 __all__ = ["Model", "open_model", "open_tokenizer"]
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model on disk, ready to be loaded into a backend. Close it, or use it as a context manager.
-
-    ``weights_bytes`` counts the tensors as stored. ``defaults`` are sampling settings that the file asks for.
-    ``fingerprint`` is a hash of header and tensor table, size and time of change. ``warnings`` are lines for
-    the person.
-    """
-
-    name: str
-    path: Path
-    spec: DecoderSpec
-    tokenizer: Tokenizer
-    template: str | None
-    defaults: Mapping[str, Any]
-    fingerprint: str
-    weights_bytes: int
-    warnings: tuple[str, ...]
-    file: TensorSource
-    sources: Mapping[str, Source]
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        """Canonical tensor name -> DType name, of what the file holds."""
-        return source_dtypes(self.file, self.sources)
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Every tensor of the manifest that the file holds, in manifest order.
-
-        Each has a buffer of its own, which goes when the taker drops it: the largest tensor comes first,
-        while a backend's own copy is still small.
-        """
-        return iter_tensors(self.file, manifest(self.spec), self.sources)
-
-    def close(self) -> None:
-        self.file.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
 def open_model(where: ModelPath) -> Model:
     """Open the model at ``where``. Raises ModelError naming the file and what is wrong with it."""
+    if where.kind == "hf":
+        return open_hf_folder(where)
     file = open_gguf(where.path)
     try:
         return _read(where, file)
@@ -94,6 +39,8 @@ def open_model(where: ModelPath) -> Model:
 
 def open_tokenizer(path: Path) -> Tokenizer:
     """Only the tokenizer of the model at ``path``, which may hold nothing else."""
+    if is_hf_folder(path):
+        return open_hf_tokenizer(path)
     with open_gguf(path, allow_unsupported=True) as file:
         try:
             return Tokenizer.from_gguf(file.metadata)

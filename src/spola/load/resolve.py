@@ -11,6 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from spola.core.errors import ConfigError
 from spola.load.cache import cache_folder
@@ -35,11 +36,15 @@ _HOW_TO_GET = "get it with `spola pull smollm2`"
 
 @dataclass(frozen=True, slots=True)
 class ModelPath:
-    """``path`` is a GGUF file, a shard of a set, or a folder with one model; ``name`` is for people."""
+    """``path`` is a GGUF file, a shard of a set, or a folder with one model; ``name`` is for people.
+
+    ``kind`` hf: ``path`` is a Hugging Face folder.
+    """
 
     path: Path
     name: str
     note: str = ""
+    kind: Literal["gguf", "hf"] = "gguf"
 
 
 def resolve_model(name: str | None) -> ModelPath:
@@ -103,20 +108,23 @@ def models_found() -> list[ModelPath]:
         found.append(ModelPath(embedded, EMBEDDED_NAME))
     for folder in sorted(hub_cache().glob("models--*--*")):
         snapshot = _snapshot(folder)
-        for path in _ggufs(snapshot) if snapshot else []:
-            name = folder.name.removeprefix("models--").replace("--", "/", 1)
-            found.append(ModelPath(path, f"{name}:{path.stem}"))
+        if snapshot is None:
+            continue
+        name = folder.name.removeprefix("models--").replace("--", "/", 1)
+        files = _ggufs(snapshot)
+        found += [ModelPath(path, f"{name}:{path.stem}") for path in files]
+        if not files and (snapshot / "config.json").exists() and any(snapshot.glob("*.safetensors")):
+            found.append(ModelPath(snapshot, name, kind="hf"))
     return found
 
 
 def _folder(path: Path) -> ModelPath:
-    if not any(path.glob("*.gguf")):
-        if any(path.glob("*.safetensors")) or (path / "config.json").exists():
-            raise ConfigError(
-                f"{path}: Hugging Face folders (safetensors) are not supported yet; use a GGUF file"
-            )
-        raise ConfigError(f"{path}: the folder holds no .gguf file")
-    return ModelPath(path, path.resolve().name)
+    name = path.resolve().name
+    if any(path.glob("*.gguf")):
+        return ModelPath(path, name)
+    if (path / "config.json").exists():
+        return ModelPath(path, name, kind="hf")
+    raise ConfigError(f"{path}: the folder holds no .gguf file and no config.json")
 
 
 def _from_hub_cache(org: str, name: str, tag: str | None) -> ModelPath:
@@ -128,10 +136,10 @@ def _from_hub_cache(org: str, name: str, tag: str | None) -> ModelPath:
             "download its GGUF and pass the path"
         )
     files = _ggufs(snapshot)
+    if not files and tag is None and (snapshot / "config.json").exists():
+        return ModelPath(snapshot, shown, kind="hf")
     if not files:
-        raise ConfigError(
-            f"{shown}: the cached repository holds no .gguf file; safetensors are not supported yet"
-        )
+        raise ConfigError(f"{shown}: the cached repository holds no .gguf file and no config.json")
     chosen = _pick(shown, files, tag)
     note = f"{shown}: using {chosen.name}" if len(files) > 1 else ""
     return ModelPath(chosen, shown if tag is None else f"{shown}:{tag}", note)

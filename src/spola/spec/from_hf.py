@@ -17,7 +17,7 @@ from spola.spec.hf_config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, 
 from spola.spec.hf_rows import ROWS, HfRow
 from spola.spec.sources import Source, TensorTable, resolve, unused
 
-__all__ = ["SUPPORTED", "HfModel", "from_hf"]
+__all__ = ["SUPPORTED", "HfModel", "from_hf", "refuse_quantized"]
 
 SUPPORTED = tuple(sorted(ROWS))
 
@@ -55,7 +55,7 @@ def from_hf(values: Mapping[str, Any], tensors: TensorTable, name: str = "") -> 
         names = ", ".join(SUPPORTED)
         raise ModelError(f"config.json: model_type {show(kind)} is not supported; supported are: {names}")
     config = HfConfig(values, row.defaults, row.aliases)
-    parts.refuse_quantized(config)
+    refuse_quantized(values)
     spec = _read(config, row, kind, name or kind)
     parts.refuse_other(config)
     prefix = _prefix(row, tensors)
@@ -67,6 +67,19 @@ def from_hf(values: Mapping[str, Any], tensors: TensorTable, name: str = "") -> 
 
     warnings += unused(sources, tensors, harmless)
     return HfModel(spec, sources, tuple(warnings + config.unread(parts.HARMLESS)))
+
+
+def refuse_quantized(values: Mapping[str, Any]) -> None:
+    """Raise ModelError naming the method of a quantized folder; there is no decoding of these yet."""
+    for key in ("quantization_config", "compression_config"):
+        found = values.get(key)
+        if found:
+            quantization = found if isinstance(found, Mapping) else {}
+            method = quantization.get("quant_method", quantization.get("quant_algo", "unknown"))
+            raise ModelError(
+                f"config.json: quant_method {show(method)} is not supported; "
+                "use the folder of the unquantized model, or a GGUF file"
+            )
 
 
 def _text_part(values: Mapping[str, Any], kind: str, key: str) -> tuple[Mapping[str, Any], list[str]]:

@@ -24,7 +24,6 @@ __all__ = [
     "placement",
     "positions",
     "refuse_other",
-    "refuse_quantized",
     "said",
     "scales",
     "windows",
@@ -138,17 +137,6 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
-
-
-def refuse_quantized(config: HfConfig) -> None:
-    """Refuse a quantized folder by its method."""
-    quantization = config.mapping("quantization_config") or config.mapping("compression_config")
-    if quantization:
-        method = quantization.get("quant_method", quantization.get("quant_algo", "unknown"))
-        raise ModelError(
-            f"config.json: quant_method {show(method)} is not supported; "
-            "use the folder of the unquantized model, or a GGUF file"
-        )
 
 
 def refuse_other(config: HfConfig) -> None:

@@ -11,9 +11,10 @@ import re
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from spola.core.errors import ModelError
+from spola.text.piece import Piece
 from spola.text.vocab import BYTE, NORMAL, Vocab
 
-__all__ = ["BpeCodec"]
+__all__ = ["BpeCodec", "byte_level_bytes"]
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -51,24 +52,28 @@ class BpeCodec:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         self._library = tokenizer
 
-    def encode(self, pieces: list[tuple[str, bool]]) -> list[list[int]]:
+    def encode(self, pieces: list[Piece]) -> list[list[int]]:
         """The ids of each piece of text; whether it opens the text makes no difference here."""
-        texts = [text for text, _ in pieces]
+        texts = [piece.text for piece in pieces]
         return [e.ids for e in self._library.encode_batch_fast(texts, add_special_tokens=False)]
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that ``token`` stands for; the text itself for tokens that are not byte-level."""
-        text = self._vocab.tokens[token]
-        if self._vocab.types[token] not in (NORMAL, BYTE):
-            return text.encode("utf-8", "surrogateescape")
-        out = bytearray()
-        for char in text:
-            byte = _ALPHABET.get(char)
-            if byte is None:
-                out += char.encode("utf-8", "surrogateescape")
-            else:
-                out.append(byte)
-        return bytes(out)
+        return byte_level_bytes(self._vocab, token)
+
+
+def byte_level_bytes(vocab: Vocab, token: int) -> bytes:
+    """The bytes that ``token`` stands for; the text itself for tokens that are not byte-level."""
+    text = vocab.tokens[token]
+    if vocab.types[token] not in (NORMAL, BYTE):
+        return text.encode("utf-8", "surrogateescape")
+    out = bytearray()
+    for char in text:
+        byte = _ALPHABET.get(char)
+        if byte is None:
+            out += char.encode("utf-8", "surrogateescape")
+        else:
+            out.append(byte)
+    return bytes(out)
 
 
 def _pair(index: int, merge: str) -> tuple[str, str]:

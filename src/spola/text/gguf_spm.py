@@ -14,9 +14,10 @@ from tokenizers import Tokenizer, models, normalizers
 
 from spola.core.errors import ModelError, RequestError
 from spola.text import merges_cache
+from spola.text.piece import Piece
 from spola.text.vocab import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocab
 
-__all__ = ["SpmCodec", "UnigramCodec", "derive_merges"]
+__all__ = ["SpmCodec", "UnigramCodec", "derive_merges", "piece_bytes"]
 
 SPACE = "\u2581"
 _MAX_SQUARES = 1 << 31  # sum of squared lengths, which deriving grows with; Gemma's is a hundredth of it
@@ -35,14 +36,14 @@ class SpmCodec:
         model = models.BPE(vocab=vocab.ids, merges=merges, byte_fallback=True, unk_token=unk, fuse_unk=True)
         self._library = Tokenizer(model)
 
-    def encode(self, pieces: list[tuple[str, bool]]) -> list[list[int]]:
-        """The ids of each piece of text; the flag says that it opens the text or follows a special token."""
+    def encode(self, pieces: list[Piece]) -> list[list[int]]:
+        """The ids of each piece of text."""
         prefix = " " if self._vocab.add_space_prefix else ""
-        texts = [(prefix + text if opens else text).replace(" ", SPACE) for text, opens in pieces]
+        texts = [(prefix + p.text if p.opens else p.text).replace(" ", SPACE) for p in pieces]
         return [e.ids for e in self._library.encode_batch_fast(texts, add_special_tokens=False)]
 
     def token_bytes(self, token: int) -> bytes:
-        return _piece_bytes(self._vocab, token)
+        return piece_bytes(self._vocab, token)
 
 
 def _merges(vocab: Vocab) -> array[int]:
@@ -95,16 +96,16 @@ class UnigramCodec:
         self._normalizer = _precompiled(vocab.charsmap) if vocab.charsmap else None
         self._library = Tokenizer(models.Unigram(_unigram_pieces(vocab), unk_id=vocab.unk))
 
-    def encode(self, pieces: list[tuple[str, bool]]) -> list[list[int]]:
+    def encode(self, pieces: list[Piece]) -> list[list[int]]:
         """The ids of each piece of text. Every piece is normalized by itself, as in llama.cpp."""
-        texts = [self._prepare(text) for text, _ in pieces]
+        texts = [self._prepare(text) for text, *_ in pieces]
         encoded = [e.ids for e in self._library.encode_batch_fast(texts, add_special_tokens=False)]
         if self._byte_ids is None:
             return encoded
         return [self._spell(text, ids) if self._unk in ids else ids for text, ids in zip(texts, encoded)]
 
     def token_bytes(self, token: int) -> bytes:
-        return _piece_bytes(self._vocab, token)
+        return piece_bytes(self._vocab, token)
 
     def _prepare(self, text: str) -> str:
         if self._normalizer is not None:
@@ -166,7 +167,7 @@ def _byte_ids(vocab: Vocab) -> list[int] | None:
     return ids if len(ids) == 256 else None
 
 
-def _piece_bytes(vocab: Vocab, token: int) -> bytes:
+def piece_bytes(vocab: Vocab, token: int) -> bytes:
     """The bytes that ``token`` stands for."""
     text, kind = vocab.tokens[token], vocab.types[token]
     if kind == BYTE and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):

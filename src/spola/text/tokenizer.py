@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from spola.core.errors import RequestError
 from spola.text.gguf_bpe import BpeCodec
 from spola.text.gguf_spm import SpmCodec, UnigramCodec
+from spola.text.piece import Piece
 from spola.text.special import SpecialScanner
 from spola.text.stream import Detokenizer
 from spola.text.vocab import CONTROL, UNKNOWN, UNUSED, USER_DEFINED, Vocab, read_vocab
@@ -22,7 +23,7 @@ __all__ = ["Tokenizer"]
 class _Codec(Protocol):
     """One kind of tokenizer, for text without special tokens."""
 
-    def encode(self, pieces: list[tuple[str, bool]]) -> list[list[int]]: ...
+    def encode(self, pieces: list[Piece]) -> list[list[int]]: ...
     def token_bytes(self, token: int) -> bytes: ...
 
 
@@ -102,7 +103,11 @@ class Tokenizer:
         scanner = self._special_scanner if parse_special else self._plain_scanner
         parts = scanner.split(text)
         pieces = [
-            (part.replace(drop, "") if drop else part, at == 0 or not isinstance(parts[at - 1], str))
+            Piece(
+                part.replace(drop, "") if drop else part,
+                at == 0 or not isinstance(parts[at - 1], str),
+                at == 0,
+            )
             for at, part in enumerate(parts)
             if isinstance(part, str)
         ]

@@ -14,7 +14,18 @@ from typing import Any
 from spola.core.errors import ModelError
 from spola.text.pretokenize import Pre, find_pre
 
-__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Vocab", "read_vocab"]
+__all__ = [
+    "BYTE",
+    "CONTROL",
+    "NORMAL",
+    "UNKNOWN",
+    "UNUSED",
+    "USER_DEFINED",
+    "Vocab",
+    "end_ids",
+    "mark_ends",
+    "read_vocab",
+]
 
 # Token types of GGUF (tokenizer.ggml.token_type).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -97,7 +108,7 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
         ids.setdefault(text, i)
     for text in [text for text in ids if not text.isascii() and _ILL_FORMED.search(text)]:
         del ids[text]  # bytes that are no UTF-8: nothing that is encoded can contain them
-    _mark_ends(ids, types)
+    mark_ends(ids, types)
     spm = model == "llama"
     special = {
         name: _special(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "unknown")
@@ -125,7 +136,7 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
         bos=special["bos"],
         eos=special["eos"],
         unk=special["unknown"],
-        ends=_ends(ids, types, (special["eos"], special["eot"], special["eom"])),
+        ends=end_ids(ids, types, (special["eos"], special["eot"], special["eom"])),
         add_bos=add_bos,
         add_eos=add_eos,
         add_space_prefix=model != "gpt2" and _get(metadata, "add_space_prefix", bool, True),
@@ -211,14 +222,15 @@ def _charsmap(metadata: Mapping[str, Any]) -> bytes:
         raise ModelError(f"{_PREFIX}precompiled_charsmap must be an array of bytes") from None
 
 
-def _mark_ends(ids: Mapping[str, int], types: bytearray) -> None:
+def mark_ends(ids: Mapping[str, int], types: bytearray) -> None:
+    """Make the known texts that end a turn control tokens, whatever the file says."""
     for text in _END_MARKERS:
         token = ids.get(text)
         if token is not None and types[token] in (NORMAL, USER_DEFINED):
             types[token] = CONTROL
 
 
-def _ends(ids: Mapping[str, int], types: bytearray, named: tuple[int | None, ...]) -> frozenset[int]:
+def end_ids(ids: Mapping[str, int], types: bytearray, named: tuple[int | None, ...]) -> frozenset[int]:
     """The ids that end a generation: the named ones and every known marker that is a control token."""
     ends = {ids[text] for text in _END_MARKERS if text in ids and types[ids[text]] == CONTROL}
     # In the harmony format <|end|> only closes one message of a turn; <|return|> and <|call|> end it.

@@ -1,0 +1,145 @@
+"""A Hugging Face folder -> an opened model: configuration, weights, tokenizer, template, sampling defaults.
+
+Only JSON, Jinja source and safetensors are read; nothing pickled, and no code that a model brings along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spola.core.errors import ModelError
+from spola.formats.files import RegularFile, file_error, path_text
+from spola.formats.json_file import read_json
+from spola.formats.safetensors_folder import FolderTensors, open_folder
+from spola.load.defaults import folder_defaults
+from spola.load.opened import Model
+from spola.load.resolve import ModelPath
+from spola.load.weights import source_dtypes
+from spola.spec.cost import weight_bytes
+from spola.spec.from_hf import from_hf, refuse_quantized
+from spola.text.hf import build_tokenizer
+from spola.text.tokenizer import Tokenizer
+
+__all__ = ["is_hf_folder", "open_hf_folder", "open_hf_tokenizer"]
+
+_TOKENIZER_LIMIT = 128 << 20
+_TEMPLATE_LIMIT = 1 << 20
+
+
+def is_hf_folder(path: Path) -> bool:
+    return path.is_dir() and (path / "config.json").exists()
+
+
+def open_hf_folder(where: ModelPath) -> Model:
+    """Open the model in the folder ``where.path``.
+
+    Raises ModelError naming the folder or file and what is wrong with it.
+    """
+    folder = where.path
+    try:
+        config = read_json(folder / "config.json")
+        refuse_quantized(config)
+        file = open_folder(folder)
+    except ModelError as error:
+        raise _naming(folder, error) from None
+    try:
+        return _read(where, config, file)
+    except ModelError as error:
+        file.close()
+        raise _naming(folder, error) from None
+    except BaseException:
+        file.close()
+        raise
+
+
+def open_hf_tokenizer(folder: Path) -> Tokenizer:
+    """Only the tokenizer of the model in ``folder``; its weights need not be there."""
+    try:
+        config = read_json(folder / "config.json")
+        return _tokenizer(folder, config, _optional(folder / "generation_config.json"))
+    except ModelError as error:
+        raise _naming(folder, error) from None
+
+
+def _read(where: ModelPath, config: Mapping[str, Any], file: FolderTensors) -> Model:
+    folder = where.path
+    table = {name: (entry.dtype.name, entry.shape) for name, entry in file.tensors.items()}
+    # Types that cannot be loaded are named when such a tensor is needed, not when it only lies there.
+    table |= {name: (tensor.type_name, tensor.shape) for name, tensor in file.unsupported.items()}
+    model = from_hf(config, table, where.name)
+    generation = _optional(folder / "generation_config.json")
+    defaults, warnings = folder_defaults(generation)
+    return Model(
+        name=where.name,
+        path=folder,
+        spec=model.spec,
+        tokenizer=_tokenizer(folder, config, generation),
+        template=_template(folder),
+        defaults=defaults,
+        fingerprint=file.fingerprint,
+        weights_bytes=weight_bytes(model.spec, source_dtypes(file, model.sources)),
+        warnings=(*model.warnings, *warnings),
+        file=file,
+        sources=model.sources,
+    )
+
+
+def _tokenizer(folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise file_error(folder, "has no tokenizer.json; a folder with that file is needed")
+    ends = _ids(generation, "generation_config.json") | _ids(config, "config.json")
+    data = read_json(path, _TOKENIZER_LIMIT)
+    return build_tokenizer(data, _optional(folder / "tokenizer_config.json"), ends)
+
+
+def _ids(values: Mapping[str, Any], name: str) -> set[int]:
+    """``eos_token_id``, one or a list."""
+    found = values.get("eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise ModelError(f"{name}: eos_token_id must be a token id or a list of them")
+    return set(ids)
+
+
+def _template(folder: Path) -> str | None:
+    """The chat template: a file of its own, else in one of two JSON files."""
+    own = folder / "chat_template.jinja"
+    if own.exists():
+        with RegularFile(own) as file:
+            if file.size > _TEMPLATE_LIMIT:
+                raise file_error(own, f"has {file.size} bytes; at most {_TEMPLATE_LIMIT} are read")
+            data = file.read(0, file.size)
+        try:
+            return data.decode() or None
+        except UnicodeDecodeError as error:
+            raise file_error(own, f"is not UTF-8 at byte {error.start}") from None
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        found = _template_in(_optional(folder / name).get("chat_template"), name)
+        if found:
+            return found
+    return None
+
+
+def _template_in(value: Any, name: str) -> str | None:
+    """A template, or the one called default of a list of named ones."""
+    if isinstance(value, list):
+        named = [row for row in value if isinstance(row, Mapping) and isinstance(row.get("name"), str)]
+        if len(named) != len(value):
+            raise ModelError(f"{name}: chat_template must hold objects with name and template")
+        value = next((row.get("template") for row in named if row["name"] == "default"), None)
+    if value is not None and not isinstance(value, str):
+        raise ModelError(f"{name}: chat_template must be a string or a list of named ones")
+    return value
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _naming(folder: Path, error: ModelError) -> ModelError:
+    text = str(error)
+    return error if path_text(folder) in text else ModelError(f"{path_text(folder)}: {text}")

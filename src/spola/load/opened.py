@@ -1,0 +1,71 @@
+"""An opened model: its spec, its tokenizer, its template and its tensors in manifest order.
+
+What ``load.model`` makes of a GGUF file and ``load.hf_folder`` of a folder. Packs and computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from spola.core.runner import Tensor
+from spola.formats.tensors import TensorSource
+from spola.load.weights import iter_tensors, source_dtypes
+from spola.spec.decoder import DecoderSpec
+from spola.spec.manifest import manifest
+from spola.spec.sources import Source
+from spola.text.tokenizer import Tokenizer
+
+__all__ = ["Model"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model on disk, ready to be loaded into a backend. Close it, or use it as a context manager.
+
+    ``weights_bytes`` counts the tensors as stored. ``defaults`` are sampling settings that the file asks for.
+    ``fingerprint`` is a hash of header and tensor table, size and time of change. ``warnings`` are lines for
+    the person.
+    """
+
+    name: str
+    path: Path
+    spec: DecoderSpec
+    tokenizer: Tokenizer
+    template: str | None
+    defaults: Mapping[str, Any]
+    fingerprint: str
+    weights_bytes: int
+    warnings: tuple[str, ...]
+    file: TensorSource
+    sources: Mapping[str, Source]
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """Canonical tensor name -> DType name, of what the file holds."""
+        return source_dtypes(self.file, self.sources)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of the manifest that the file holds, in manifest order.
+
+        Each has a buffer of its own, which goes when the taker drops it: the largest tensor comes first,
+        while a backend's own copy is still small.
+        """
+        return iter_tensors(self.file, manifest(self.spec), self.sources)
+
+    def close(self) -> None:
+        self.file.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
