@@ -25,6 +25,14 @@ __all__ = ["command"]
 )
 @click.option("--served-model-name", metavar="N", help="What clients call the model; default: its own name.")
 @click.option("--max-seqs", default=32, show_default=True, type=click.IntRange(1), help="Requests at a time.")
+@click.option(
+    "--itl-target",
+    default=100.0,
+    show_default=True,
+    metavar="MS",
+    type=click.FloatRange(0, min_open=True),
+    help="Keep the time between two tokens of an answer under this while prompts are read.",
+)
 @click.option("--no-auth", is_flag=True, help="Allow a --host that other machines can reach, without keys.")
 @engine_options
 @click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
@@ -35,6 +43,7 @@ def command(
     port: int,
     served_model_name: str | None,
     max_seqs: int,
+    itl_target: float,
     no_auth: bool,
     verbose: bool,
     as_json: bool,
@@ -45,7 +54,7 @@ def command(
     With --json, one document with the address and what was chosen goes to stdout when requests are taken.
     """
     check_host(host, no_auth=no_auth)
-    options = read_options(given, max_seqs=max_seqs)
+    options = read_options(given, max_seqs=max_seqs, itl_target_s=itl_target / 1000)
     where = resolve_model(model)
     listener = bind(host, port)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 
 from spola.core.step import Slice
+from spola.engine.cost_model import StepBudget, Work
 from spola.engine.limits import Shape
 from spola.engine.request import Request
 
@@ -15,11 +16,25 @@ __all__ = ["Plan"]
 
 
 class Plan:
-    """Slices chosen so far: ``entries`` are (request, rows, drafts) in the order of choice."""
+    """Slices chosen so far: ``entries`` are (request, rows, drafts) in the order of choice.
 
-    __slots__ = ("_context", "_prefills", "_rows", "_shape", "_singles", "entries", "preempted")
+    ``budget`` bounds the prompt rows, None does not. A backend with fixed chunks has one in any case.
+    """
 
-    def __init__(self, shape: Shape) -> None:
+    __slots__ = (
+        "_budget",
+        "_context",
+        "_prefills",
+        "_prompt_rows",
+        "_rows",
+        "_shape",
+        "_singles",
+        "_work",
+        "entries",
+        "preempted",
+    )
+
+    def __init__(self, shape: Shape, budget: StepBudget | None = None) -> None:
         self.entries: list[tuple[Request, int, int]] = []
         self.preempted = False
         self._shape = shape
@@ -27,6 +42,9 @@ class Plan:
         self._context = shape.context
         self._singles = 0
         self._prefills = 0
+        self._budget = budget
+        self._work = Work()
+        self._prompt_rows = 0
 
     def rows(self, request: Request) -> int:
         """Rows that the next slice of ``request`` may have now, without drafts; 0 = none in this step.
@@ -37,6 +55,8 @@ class Plan:
         n = min(request.missing, self._rows, shape.chunk)
         if self._context is not None:
             n = min(n, self._context - request.computed)
+        if self._budget is not None and not request.decoding:
+            n = min(n, self._budget.rows(self._work, self._prompt_rows, request.computed))
         if shape.fixed_chunk is not None and n < min(request.missing, shape.fixed_chunk):
             return 0
         if n > 1 and (self._prefills >= shape.prefills or (self._singles and not shape.mixed)):
@@ -60,6 +80,10 @@ class Plan:
         self.entries.append((request, rows, drafts))
         request.in_flight = True
         self._rows -= total
+        if self._budget is not None:
+            self._work.add(request.computed, total, 1 + drafts if request.missing == rows else 0)
+            if not request.decoding:
+                self._prompt_rows += total
         if self._context is not None:
             self._context -= request.computed + total
         if rows == 1:

@@ -14,9 +14,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
-from spola.core.errors import CapacityError, RequestError
+from spola.core.errors import CapacityError, ConfigError, RequestError
 from spola.core.runner import Capabilities, KvGroup
 from spola.core.step import Slice, SliceOutput, Step, StepOutput
+from spola.engine.cost_model import StepBudget, work_of
 from spola.engine.events import Event
 from spola.engine.invariants import check_scheduler
 from spola.engine.kv import KvSpace
@@ -36,8 +37,10 @@ def _rank(request: Request) -> Rank:
 class Scheduler:
     """Owns the requests, their order and their blocks.
 
-    ``n_blocks[g]`` blocks of ``capabilities.block_size`` tokens exist for ``groups[g]``. ``check`` verifies
-    every invariant after every call and raises AssertionError: slow, for tests and SPOLA_CHECK.
+    ``n_blocks[g]`` blocks of ``capabilities.block_size`` tokens exist for ``groups[g]``. ``budget`` bounds
+    the prompt rows of steps while a request waits for its next token, and learns from every step; None: only
+    ``limits`` do. ``check`` verifies every invariant after every call and raises AssertionError: slow, for
+    tests and SPOLA_CHECK.
     """
 
     def __init__(
@@ -47,9 +50,19 @@ class Scheduler:
         groups: Sequence[KvGroup],
         n_blocks: Sequence[int],
         *,
+        budget: StepBudget | None = None,
         check: bool = False,
     ) -> None:
         self.shape = Shape.of(limits, capabilities)
+        self.budget = budget
+        if (
+            budget is not None
+            and self.shape.fixed_chunk is not None
+            and budget.floor < self.shape.fixed_chunk
+        ):
+            raise ConfigError(
+                f"a step budget of at least {budget.floor} rows never has a chunk of {self.shape.fixed_chunk}"
+            )
         self.kv = KvSpace(groups, n_blocks, block_size=self.shape.block_size, max_slice=self.shape.chunk)
         self.waiting: list[Request] = []  # both in rank order
         self.running: list[Request] = []
@@ -101,7 +114,8 @@ class Scheduler:
     def schedule(self, now: float) -> Step | None:
         """The next step, or None if nothing can be computed before a step in flight is committed."""
         self._now = now
-        plan = Plan(self.shape)
+        waited_for = self.budget is not None and any(r.decoding for r in self.running)
+        plan = Plan(self.shape, self.budget if waited_for else None)
         for decodes, prefills in self._phases():
             if decodes:
                 self._plan_decodes(plan)
@@ -254,6 +268,8 @@ class Scheduler:
         if step.index not in self._flying:
             raise ValueError(f"step {step.index} is not in flight")
         now = self._flying.pop(step.index) + output.elapsed_s
+        if self.budget is not None:
+            self.budget.model.observe(work_of(step), output.elapsed_s)
         for piece, out in zip(step.slices, output.slices, strict=True):
             self._land(self.requests[piece.id], piece, out, now)
         self._verify()

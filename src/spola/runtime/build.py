@@ -23,6 +23,7 @@ from spola.runtime.config import EngineConfig, Options, parse_kv_dtype
 from spola.runtime.fit import fit
 from spola.runtime.loop import EngineLoop
 from spola.runtime.machine import Machine, probe
+from spola.runtime.prices import step_budget
 from spola.runtime.service import Service
 from spola.spec.cost import kv_bytes_per_token
 from spola.spec.decoder import DecoderSpec
@@ -98,6 +99,7 @@ def load_engine(
             runner.capabilities,
             config.kv_groups,
             config.kv_blocks,
+            budget=step_budget(opened.spec, config, machine, runner.capabilities),
             check=bool(flags.read("SPOLA_CHECK")),
         )
     except BaseException:
@@ -172,6 +174,7 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
         max_seqs=max_seqs,
         max_step_tokens=step_tokens,
         fingerprint=model.fingerprint,
+        itl_target_s=options.itl_target_s,
     )
 
 

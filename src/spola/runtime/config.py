@@ -6,6 +6,7 @@ printed. Choosing is in ``runtime.fit`` and ``runtime.build``.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -27,8 +28,9 @@ class Options:
     """Engine options. Sizes in bytes, lengths in tokens.
 
     ``precise`` computes with 16-bit instead of 8-bit activations. ``kv_dtype`` is one type for K and V, or
-    two as ``K,V``. ``chat_template`` is the text of a template that replaces the model's own. Raises
-    ConfigError naming the field.
+    two as ``K,V``. ``itl_target_s`` bounds the prompt tokens of a step, so that running requests get their
+    next token in that time; None computes as fast as it can. ``chat_template`` is the text of a template that
+    replaces the model's own. Raises ConfigError naming the field.
     """
 
     backend: str = "native"
@@ -39,6 +41,7 @@ class Options:
     max_model_len: int | None = None
     max_seqs: int = 32
     max_step_tokens: int = DEFAULT_STEP_TOKENS
+    itl_target_s: float | None = None
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +55,8 @@ class Options:
                 raise ConfigError(f"{name} must be an integer, not {value!r}")
             if not 1 <= value <= most:
                 raise ConfigError(f"{name} must be between 1 and {most}, not {value}")
+        if self.itl_target_s is not None and not 0 < self.itl_target_s < math.inf:
+            raise ConfigError(f"itl_target must be above 0 ms, not {self.itl_target_s * 1000:g}")
         if self.max_step_tokens < self.max_seqs:
             raise ConfigError(
                 f"max_step_tokens ({self.max_step_tokens}) must be at least max_seqs ({self.max_seqs})"
@@ -83,6 +88,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_seqs: int
     max_step_tokens: int
     fingerprint: str
+    itl_target_s: float | None = None
 
 
 def parse_bytes(text: str, name: str) -> int:
