@@ -2,7 +2,7 @@
 //
 //   spola_linear_bench [isa [N [K]]]     default: best instruction set, 2048 x 2048
 //
-// Activation rows are taken four at a time for every tile, as the decoder does. Best of several passes.
+// Activation rows are grouped for every tile as the decoder groups them. Best of several passes.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -43,13 +43,15 @@ struct Inputs {
 };
 
 // Seconds of one pass over the matrix with m activation rows.
-double pass(TileKernel kernel, const check::Buffer<uint8_t>& packed, size_t tile, const Activations& a,
-            int m) {
+double pass(TileKernel kernel, int most, const check::Buffer<uint8_t>& packed, size_t tile,
+            const Activations& a, int m) {
   float out[kMaxRows * kTileRows];
   const auto start = std::chrono::steady_clock::now();
   for (size_t t = 0; t + tile <= packed.size(); t += tile) {
-    for (int r = 0; r < m; r += kMaxRows)
-      kernel(packed.data() + t, a, r, m - r < kMaxRows ? m - r : kMaxRows, out);
+    for (int r = 0, rows = 0; r < m; r += rows) {
+      rows = rows_of_call(m - r, most);
+      kernel(packed.data() + t, a, r, rows, out);
+    }
   }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -73,10 +75,10 @@ void measure(const Kernels& kernels, const blocks::NamedType& type, bool precise
               format == ActFormat::kF32  ? "f32"
               : format == ActFormat::kA8 ? "a8"
                                          : "a16");
-  for (int m : {1, 2, 3, 4, 16, 64}) {
+  for (int m : {1, 2, 4, 8, 12, 64}) {
     double best = 1e9;
     for (int i = 0; i < 12; ++i) {
-      const double t = pass(kernel, packed, tile, in.act, m);
+      const double t = pass(kernel, kernels.rows, packed, tile, in.act, m);
       if (t < best) best = t;
     }
     const double macs = double(n) * k * m;
@@ -92,11 +94,11 @@ int main(int argc, char** argv) {
   const Kernels* kernels = select_kernels(argc > 1 ? argv[1] : "");
   const int n = argc > 2 ? std::atoi(argv[2]) : 2048, k = argc > 3 ? std::atoi(argv[3]) : 2048;
   if (kernels == nullptr || n < kTileRows || k < 256 || k % 256 != 0) {
-    std::fprintf(stderr, "usage: spola_linear_bench [scalar|avx2 [N [K, a multiple of 256]]]\n");
+    std::fprintf(stderr, "usage: spola_linear_bench [isa [N [K, a multiple of 256]]]\n");
     return 2;
   }
   std::printf("%s, N %d, K %d, GMAC/s\n%-13s %7s %14s %7s %7s %7s %7s\n", kernels->isa, n, k, "", "m=1", "",
-              "2", "3", "4", "16 / 64");
+              "2", "4", "8", "12 / 64");
   const Inputs in(k);
   for (const blocks::NamedType& t : blocks::kAll) {
     measure(*kernels, t, false, n, in);

@@ -8,7 +8,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "base/bandwidth.h"
-#include "base/cpu.h"
 #include "bind_step.h"
 #include "decoder/decoder.h"
 #include "kernels/pack.h"
@@ -152,8 +151,9 @@ nb::list counters(Decoder& d) {
 
 nb::list instruction_sets(bool usable) {
   nb::list out;
-  if (avx2_kernels() && (!usable || probe_cpu().avx2)) out.append("avx2");
-  out.append("scalar");
+  for (const char* const* name = compiled_isas(); *name; ++name) {
+    if (!usable || select_kernels(*name)) out.append(*name);
+  }
   return out;
 }
 

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/table.h"
+
 namespace check {
 
 struct Totals {
@@ -70,6 +72,9 @@ class Buffer {
   T* data_;
   size_t n_;
 };
+
+// Every table but the scalar one that this processor can run.
+std::vector<const spola::Kernels*> variants();
 
 // Equal bits, where any NaN equals any other.
 inline bool same(float a, float b) {

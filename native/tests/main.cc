@@ -11,6 +11,15 @@ Totals& totals() {
   return t;
 }
 
+std::vector<const spola::Kernels*> variants() {
+  std::vector<const spola::Kernels*> out;
+  for (const char* const* name = spola::compiled_isas(); *name; ++name) {
+    const spola::Kernels* table = spola::select_kernels(*name);
+    if (table && table != spola::scalar_kernels()) out.push_back(table);
+  }
+  return out;
+}
+
 bool expect(bool ok, const char* what, const char* file, int line) {
   Totals& t = totals();
   ++t.checks;
@@ -31,8 +40,7 @@ int main() {
                           {"rows", test_rows},
                           {"attention", test_attention},
                           {"decoder", test_decoder}};
-  const spola::Kernels* best = spola::select_kernels("");
-  std::printf("best kernels here: %s\n", best->isa);
+  for (const spola::Kernels* k : check::variants()) std::printf("against the twins: %s\n", k->isa);
   for (const Suite& s : suites) {
     const long before = check::totals().checks;
     const auto start = std::chrono::steady_clock::now();

@@ -153,10 +153,13 @@ void check_exact(const Case& c, const Problem& p, int r, int g, const float* out
 
 void check_case(const Case& c, check::Random& random) {
   Problem p(c, random);
-  const std::vector<float> want = p.run(*scalar_kernels()), got = p.run(*select_kernels(""));
-  for (size_t i = 0; i < want.size(); ++i) {
-    CHECK_MSG(check::same(want[i], got[i]), "rows %d heads %d k %d v %d blocks %d at %zu: %a, twin %a",
-              c.rows, c.heads, c.k_dim, c.v_dim, c.blocks, i, double(got[i]), double(want[i]));
+  const std::vector<float> want = p.run(*scalar_kernels());
+  for (const Kernels* kernels : check::variants()) {
+    const std::vector<float> got = p.run(*kernels);
+    for (size_t i = 0; i < want.size(); ++i) {
+      CHECK_MSG(check::same(want[i], got[i]), "%s rows %d heads %d k %d v %d blocks %d at %zu: %a, twin %a",
+                kernels->isa, c.rows, c.heads, c.k_dim, c.v_dim, c.blocks, i, double(got[i]), double(want[i]));
+    }
   }
   const size_t per_row = size_t(c.heads) * size_t(c.v_dim + 2);
   for (int r = 0; r < c.rows; ++r) {
@@ -172,10 +175,13 @@ void check_merge(int v_dim, check::Random& random) {
   std::vector<float> into(size_t(v_dim) + 3), part(size_t(v_dim) + 3);
   for (float& x : into) x = random.value();
   for (float& x : part) x = random.value();
-  std::vector<float> a = into, b = into;
+  std::vector<float> a = into;
   scalar_kernels()->attention_merge(part.data(), v_dim, a.data());
-  select_kernels("")->attention_merge(part.data(), v_dim, b.data());
-  for (size_t i = 0; i < a.size(); ++i) CHECK(check::same(a[i], b[i]));
+  for (const Kernels* kernels : check::variants()) {
+    std::vector<float> b = into;
+    kernels->attention_merge(part.data(), v_dim, b.data());
+    for (size_t i = 0; i < a.size(); ++i) CHECK(check::same(a[i], b[i]));
+  }
   CHECK(a.back() == into.back());
   const double m = std::fmax(into[0], part[0]);
   for (size_t i = 1; i + 1 < a.size(); ++i) {
@@ -195,11 +201,14 @@ void check_rope(int half, bool interleaved, check::Random& random) {
     s[size_t(i)] = float(std::sin(angle));
   }
   for (float& v : x) v = random.value();
-  std::vector<float> a = x, b = x;
+  std::vector<float> a = x;
   scalar_kernels()->rope(a.data(), c.data(), s.data(), half, interleaved);
-  select_kernels("")->rope(b.data(), c.data(), s.data(), half, interleaved);
+  for (const Kernels* kernels : check::variants()) {
+    std::vector<float> b = x;
+    kernels->rope(b.data(), c.data(), s.data(), half, interleaved);
+    for (size_t i = 0; i < x.size(); ++i) CHECK(check::same(a[i], b[i]));
+  }
   for (size_t i = 0; i < x.size(); ++i) {
-    CHECK(check::same(a[i], b[i]));
     if (i >= size_t(half) * 2) CHECK(a[i] == x[i]);
   }
   for (int i = 0; i < half; ++i) {
@@ -219,7 +228,7 @@ void test_attention() {
   const int group_sizes[] = {1, 2, 3, 4, 7};
   int turn = 0;
   for (const auto& dim : dims) {
-    for (int rows = 1; rows <= kMaxRows; ++rows) {
+    for (int rows = 1; rows <= kQueryRows; ++rows) {
       for (int repeat = 0; repeat < 2; ++repeat) {
         const int heads = group_sizes[turn++ % 5];
         const int blocks = 1 + random.below(kSegment / kBlock);

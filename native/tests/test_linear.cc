@@ -142,20 +142,21 @@ void check_case(const Case& c, check::Random& random) {
   const Inputs in(c.k, kMaxRows + 2, c.rows, c.offset, random);
   const int s = static_cast<int>(scheme), f = static_cast<int>(format);
   const TileKernel twin = scalar_kernels()->tile[s][f];
-  const Kernels* best = select_kernels("");
-  if (!CHECK(twin != nullptr) || !CHECK(best->tile[s][f] != nullptr)) return;
+  if (!CHECK(twin != nullptr)) return;
   float want[kMaxRows + 2][kTileRows];
   for (int r = 0; r < kMaxRows + 2; ++r) twin(tile.bytes.data(), in.act(), r, 1, want[r]);
-  for (int rows = 1; rows <= kMaxRows; ++rows) {
-    for (int row0 = 0; row0 <= 2; row0 += 2) {
-      check::Buffer<float> got((kMaxRows + 1) * kTileRows, c.offset);
+  for (const Kernels* kernels : check::variants()) {
+    for (int rows = 1; rows <= kernels->rows; ++rows) {
+      const int row0 = c.k % 3 == 0 ? 2 : rows % 2 * 2;
+      check::Buffer<float> got(static_cast<size_t>(rows + 1) * kTileRows, c.offset);
       for (size_t i = 0; i < got.size(); ++i) got[i] = -77.0f;
-      best->tile[s][f](tile.bytes.data(), in.act(), row0, rows, got.data());
-      for (int i = 0; i < (kMaxRows + 1) * kTileRows; ++i) {
+      if (!CHECK(kernels->tile[s][f] != nullptr)) return;
+      kernels->tile[s][f](tile.bytes.data(), in.act(), row0, rows, got.data());
+      for (int i = 0; i < (rows + 1) * kTileRows; ++i) {
         const float expected = i < rows * kTileRows ? want[row0 + i / kTileRows][i % kTileRows] : -77.0f;
         CHECK_MSG(check::same(got[static_cast<size_t>(i)], expected),
-                  "%s precise %d k %d rows %d row0 %d at %d: %a, twin %a", c.type.name, c.precise, c.k, rows,
-                  row0, i, double(got[static_cast<size_t>(i)]), double(expected));
+                  "%s %s precise %d k %d rows %d row0 %d at %d: %a, twin %a", kernels->isa, c.type.name,
+                  c.precise, c.k, rows, row0, i, double(got[static_cast<size_t>(i)]), double(expected));
       }
     }
   }
@@ -204,5 +205,6 @@ void test_linear() {
   CHECK(pairs == 19);
   CHECK(select_kernels("scalar") == scalar_kernels());
   CHECK(select_kernels("neon9") == nullptr);
+  for (const Kernels* k : check::variants()) CHECK(k->rows >= 1 && k->rows <= kMaxRows);
   CHECK(select_kernels("") != nullptr && select_kernels(nullptr) == select_kernels(""));
 }

@@ -32,11 +32,14 @@ void check_a8(const std::vector<float>& x, bool finite) {
     o.ok = kernels->quantize_a8(x.data(), k, o.q.data(), o.d.data(), o.s.data(), o.h.data());
     return o;
   };
-  const Out a = run(scalar_kernels()), b = run(select_kernels(""));
-  CHECK(a.ok == finite && b.ok == finite);
-  CHECK(a.q == b.q && a.h == b.h);
+  const Out a = run(scalar_kernels());
+  CHECK(a.ok == finite);
+  for (const Kernels* kernels : check::variants()) {
+    const Out b = run(kernels);
+    CHECK(b.ok == finite && a.q == b.q && a.h == b.h);
+    for (size_t i = 0; i < a.d.size(); ++i) CHECK(check::same(a.d[i], b.d[i]) && check::same(a.s[i], b.s[i]));
+  }
   for (size_t i = 0; i < a.d.size(); ++i) {
-    CHECK(check::same(a.d[i], b.d[i]) && check::same(a.s[i], b.s[i]));
     int sum = 0;
     for (size_t j = i * 32; j < i * 32 + 32; ++j) {
       sum += a.q[j];
@@ -50,11 +53,15 @@ void check_a8(const std::vector<float>& x, bool finite) {
 
 void check_a16(const std::vector<float>& x, bool finite) {
   const int k = static_cast<int>(x.size());
-  std::vector<int16_t> a(x.size() + 1, 99), b(x.size() + 1, 99);
-  float da = 9, db = 9;
+  std::vector<int16_t> a(x.size() + 1, 99);
+  float da = 9;
   CHECK(scalar_kernels()->quantize_a16(x.data(), k, a.data(), &da) == finite);
-  CHECK(select_kernels("")->quantize_a16(x.data(), k, b.data(), &db) == finite);
-  CHECK(a == b && check::same(da, db) && a.back() == 99);
+  for (const Kernels* kernels : check::variants()) {
+    std::vector<int16_t> b(x.size() + 1, 99);
+    float db = 9;
+    CHECK(kernels->quantize_a16(x.data(), k, b.data(), &db) == finite);
+    CHECK(a == b && check::same(da, db) && a.back() == 99);
+  }
   for (size_t i = 0; finite && da > 0 && i < x.size(); ++i) {
     CHECK(std::fabs(double(a[i]) * da - x[i]) <= da * 0.51);  // q * 2^-24 adds up to 0.004 of a step
   }
@@ -84,17 +91,27 @@ void check_quantizers(check::Random& random) {
   for (int k : {1, 7, 9, 33}) check_a16(random_row(k, random), true);
 }
 
-// Compares the two instruction sets on x[0..n) for a call that writes n floats; nothing is written past n.
+// Compares the instruction sets on a call that writes n floats; nothing is written past n.
 template <class Call>
 std::vector<float> check_equal(int n, Call call) {
-  std::vector<float> a(static_cast<size_t>(n) + 8, -5.0f), b(static_cast<size_t>(n) + 8, -5.0f);
+  std::vector<float> a(static_cast<size_t>(n) + 8, -5.0f);
   call(*scalar_kernels(), a.data());
-  call(*select_kernels(""), b.data());
-  for (size_t i = 0; i < a.size(); ++i) {
-    CHECK_MSG(check::same(a[i], b[i]), "n %d at %zu: %a, twin %a", n, i, double(b[i]), double(a[i]));
-    if (i >= static_cast<size_t>(n)) CHECK(a[i] == -5.0f);
+  for (const Kernels* kernels : check::variants()) {
+    std::vector<float> b(a.size(), -5.0f);
+    call(*kernels, b.data());
+    for (size_t i = 0; i < a.size(); ++i) {
+      CHECK_MSG(check::same(a[i], b[i]), "%s n %d at %zu: %a, twin %a", kernels->isa, n, i, double(b[i]),
+                double(a[i]));
+    }
   }
+  for (size_t i = static_cast<size_t>(n); i < a.size(); ++i) CHECK(a[i] == -5.0f);
   return a;
+}
+
+std::vector<const Kernels*> all_tables() {
+  std::vector<const Kernels*> out = check::variants();
+  out.push_back(scalar_kernels());
+  return out;
 }
 
 void check_norms(int n, check::Random& random) {
@@ -126,7 +143,7 @@ void check_norms(int n, check::Random& random) {
               double(layer[j]), exact, tolerance);
   }
   // In place.
-  for (const Kernels* k : {scalar_kernels(), select_kernels("")}) {
+  for (const Kernels* k : all_tables()) {
     std::vector<float> y = x;
     k->rms_norm(y.data(), w.data(), eps, n, y.data());
     CHECK(std::memcmp(y.data(), rms.data(), y.size() * 4) == 0);
@@ -150,7 +167,7 @@ void check_gated(int n, check::Random& random) {
     // (whose slope through tanh is below 1), of three in tanh, of two after it.
     CHECK(std::fabs(gelu[i] - e) <= (kExpError + 9 * kUnit) * std::fabs(0.5 * g * up[i]) + 1e-34);
   }
-  for (const Kernels* k : {scalar_kernels(), select_kernels("")}) {  // output over an input
+  for (const Kernels* k : all_tables()) {  // output over an input
     std::vector<float> y = gate;
     k->silu_mul(y.data(), up.data(), n, y.data());
     CHECK(std::memcmp(y.data(), silu.data(), y.size() * 4) == 0);
@@ -183,16 +200,19 @@ void check_exp() {
 
 void check_reductions(int n, check::Random& random) {
   std::vector<float> x = random_row(n, random);
-  const Kernels *scalar = scalar_kernels(), *best = select_kernels("");
+  const Kernels* scalar = scalar_kernels();
   const float most = scalar->max_many(x.data(), n);
   bool member = false;
   for (float v : x) {
     CHECK(v <= most);
     member = member || v == most;
   }
-  CHECK(member && check::same(best->max_many(x.data(), n), most));
+  CHECK(member);
   const float sum = scalar->sum_exp16(x.data(), n, most);
-  CHECK(check::same(best->sum_exp16(x.data(), n, most), sum));
+  for (const Kernels* k : check::variants()) {
+    CHECK(check::same(k->max_many(x.data(), n), most));
+    CHECK(check::same(k->sum_exp16(x.data(), n, most), sum));
+  }
   double want = 0, error = n * 1.2e-38;  // smaller terms count as 0
   for (float v : x) {
     const double d = double(v) - double(most), e = std::exp(d);
@@ -202,12 +222,14 @@ void check_reductions(int n, check::Random& random) {
   CHECK(std::fabs(sum - want) <= error);
   for (float special : {NAN, INFINITY, -INFINITY}) {
     x[static_cast<size_t>(random.below(n))] = special;
-    CHECK(check::same(best->max_many(x.data(), n), scalar->max_many(x.data(), n)));
+    for (const Kernels* k : check::variants()) {
+      CHECK(check::same(k->max_many(x.data(), n), scalar->max_many(x.data(), n)));
+    }
     if (std::isnan(special)) CHECK(std::isnan(scalar->max_many(x.data(), n)));
   }
   std::vector<float> zeros(static_cast<size_t>(n), -0.0f);
   zeros[static_cast<size_t>(random.below(n))] = n % 2 == 0 ? 0.0f : -0.0f;
-  for (const Kernels* k : {scalar, best}) CHECK(std::bit_cast<uint32_t>(k->max_many(zeros.data(), n)) == 0);
+  for (const Kernels* k : all_tables()) CHECK(std::bit_cast<uint32_t>(k->max_many(zeros.data(), n)) == 0);
 }
 
 void check_half_store(check::Random& random) {
@@ -218,10 +240,14 @@ void check_half_store(check::Random& random) {
     for (float v : {f, std::nextafter(f, 0.0f), std::nextafter(f, 1e30f), f * 1.0004883f}) x.push_back(v);
   }
   for (int n : {1, 7, 8, 13, static_cast<int>(x.size())}) {
-    std::vector<uint16_t> a(x.size() + 1, 7), b(x.size() + 1, 7);
+    std::vector<uint16_t> a(x.size() + 1, 7);
     scalar_kernels()->f32_to_f16(x.data(), n, a.data());
-    select_kernels("")->f32_to_f16(x.data(), n, b.data());
-    CHECK(a == b && a[static_cast<size_t>(n)] == 7);
+    CHECK(a[static_cast<size_t>(n)] == 7);
+    for (const Kernels* kernels : check::variants()) {
+      std::vector<uint16_t> b(x.size() + 1, 7);
+      kernels->f32_to_f16(x.data(), n, b.data());
+      CHECK(a == b);
+    }
     for (int i = 0; i < n; ++i)
       CHECK(a[static_cast<size_t>(i)] == f32_to_f16_bits(x[static_cast<size_t>(i)]));
   }

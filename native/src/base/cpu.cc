@@ -32,6 +32,9 @@ CpuFeatures probe_cpu() {
   if (!osxsave || !avx || (enabled_state() & 6) != 6) return out;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return out;
   out.avx2 = (b & bit(5)) && fma && f16c;
+  const bool f = b & bit(16), dq = b & bit(17), bw = b & bit(30), vl = b & bit(31), vnni = c & bit(11);
+  // Bits 5 to 7: mask registers and the upper halves and second sixteen of the vector registers.
+  out.avx512vnni = f && dq && bw && vl && vnni && (enabled_state() & 0xe6) == 0xe6;
   return out;
 }
 

@@ -11,7 +11,7 @@ struct Group {
   int64_t cost;  // blocks to visit, for one KV head
 };
 
-// Rows whose positions lie in one aligned run of kMaxRows, and whose windows begin in the same block: every
+// Rows whose positions lie in one aligned run of kQueryRows, and whose windows begin in the same block: every
 // row of a group then has a valid position in every block that the group visits.
 std::vector<Group> row_groups(const std::vector<SliceIn>& slices, const KvShape& shape) {
   std::vector<Group> groups;
@@ -21,7 +21,7 @@ std::vector<Group> row_groups(const std::vector<SliceIn>& slices, const KvShape&
       const int position = slices[s].start + i;
       const int block = first_visible(shape, position) / kBlock;
       int rows = 1;
-      while (i + rows < slices[s].n && (position + rows) % kMaxRows != 0 &&
+      while (i + rows < slices[s].n && (position + rows) % kQueryRows != 0 &&
              first_visible(shape, position + rows) / kBlock == block) {
         ++rows;
       }

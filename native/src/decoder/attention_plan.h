@@ -11,7 +11,7 @@
 
 namespace spola {
 
-// Up to kMaxRows rows of one slice, against `segments` segments, for one KV head.
+// Up to kQueryRows rows of one slice, against `segments` segments, for one KV head.
 struct AttentionItem {
   int slice;
   int row;       // first row, counted over the step

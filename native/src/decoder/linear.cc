@@ -10,9 +10,9 @@ namespace spola {
 namespace {
 
 // Activation rows that one pass over a worker's tiles covers: they should stay in the second-level cache.
-int rows_per_pass(int k) {
+int rows_per_pass(int k, int rows_per_call) {
   constexpr int kBytes = 256 << 10;
-  return std::max(16, kBytes / std::max(k, 1) / kMaxRows * kMaxRows);
+  return std::max(16 / rows_per_call + 1, kBytes / std::max(k, 1) / rows_per_call) * rows_per_call;
 }
 
 // One tile for `rows` rows, with delta (rows of `width` floats) and bias: out[r * 16 + j].
@@ -100,12 +100,13 @@ void run_linear(const LinearOp& op, const OpContext& c, int worker) {
   int tiles = 0;
   for (int p = 0; p < (gated ? 1 : op.parts); ++p) tiles += c.model->matrix(op.part[p].matrix).tiles;
   const Range range = share(tiles, worker, c.pool->size());
-  const int pass = rows_per_pass(c.activations.k);
+  const int most = c.kernels->rows;
+  const int pass = rows_per_pass(c.activations.k, most);
   for (int begin = 0; begin < c.rows->count; begin += pass) {
     const int end = std::min(c.rows->count, begin + pass);
     for (int t = range.begin; t < range.end; ++t) {
-      for (int row = begin; row < end; row += kMaxRows) {
-        const int rows = std::min(kMaxRows, end - row);
+      for (int row = begin, rows = 0; row < end; row += rows) {
+        rows = rows_of_call(end - row, most);
         gated ? gated_tile(op, c, t, row, rows) : plain_tile(op, c, t, row, rows);
       }
     }
@@ -122,8 +123,8 @@ void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_
   for (int t = range.begin; t < range.end; ++t) {
     const int column = t * kTileRows;
     const int n = std::min(kTileRows, m.rows - column);
-    for (int row = 0; row < count; row += kMaxRows) {
-      const int rows = std::min(kMaxRows, count - row);
+    for (int row = 0, rows = 0; row < count; row += rows) {
+      rows = rows_of_call(count - row, c.kernels->rows);
       product(c, part, m.rows, t, row, rows, out);
       for (int r = 0; r < rows; ++r) {
         float* y = out + r * kTileRows;

@@ -46,7 +46,7 @@ void Workspace::lay_out(const Program& program, const std::vector<KvShape>& kv, 
       const KvShape& g = kv[static_cast<size_t>(op.merge.shape.group)];
       widen(widths_, Buffer::kAttention, op.merge.shape.heads * g.v_dim);
       record = std::max(record, op.merge.shape.heads * (g.v_dim + 2));
-      scratch = std::max(scratch, kMaxRows * (op.merge.shape.heads / g.heads) * (g.v_dim + 2));
+      scratch = std::max(scratch, kQueryRows * (op.merge.shape.heads / g.heads) * (g.v_dim + 2));
     }
   }
   scratch = std::max(scratch, widths_[static_cast<size_t>(Buffer::kQkv)]);

@@ -1,4 +1,4 @@
-// One attention segment: up to kMaxRows query rows against at most kSegment positions of one KV head.
+// One attention segment: up to kQueryRows query rows against at most kSegment positions of one KV head.
 //
 // The arithmetic is the "Attention" section of docs/numerics.md. A row's result does not depend on which
 // other rows or heads share the call. Choosing segments and writing K and V are the decoder's.
@@ -18,7 +18,7 @@ enum class KvType : int32_t { kF32 = 0, kF16 = 1 };
 struct AttentionArgs {
   const float* q = nullptr;  // row r, head g at q + r * q_stride + g * k_dim; already scaled
   size_t q_stride = 0;       // floats
-  int rows = 0;              // 1..kMaxRows
+  int rows = 0;              // 1..kQueryRows
   int heads = 0;             // query heads that share this KV head
   int k_dim = 0;
   int v_dim = 0;
@@ -29,8 +29,8 @@ struct AttentionArgs {
   int first_block = 0;                       // index of blocks[0] within the segment
   const uint8_t* k[kSegment / kBlock] = {};  // [k_dim][32] of each block
   const uint8_t* v[kSegment / kBlock] = {};  // [32][v_dim] of each block
-  int low[kMaxRows] = {};                    // first valid position of the row
-  int high[kMaxRows] = {};                   // one past the last valid position of the row
+  int low[kQueryRows] = {};                    // first valid position of the row
+  int high[kQueryRows] = {};                   // one past the last valid position of the row
   float* out = nullptr;   // row r, head g at out + r * out_stride + g * (v_dim + 2): m, l, o[v_dim]
   size_t out_stride = 0;  // floats
 };

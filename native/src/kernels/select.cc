@@ -11,58 +11,99 @@ namespace spola {
 
 namespace {
 
-// Fills a Kernels from the namespace of one instruction set.
-#define SPOLA_FILL(table, isa_name)                                      \
-  const auto tile_at = [&](Scheme s, ActFormat f) -> TileKernel& {       \
-    return table.tile[static_cast<int>(s)][static_cast<int>(f)];         \
-  };                                                                     \
-  table.isa = #isa_name;                                                 \
-  tile_at(Scheme::kF32, ActFormat::kF32) = isa_name::tile_f32;           \
-  tile_at(Scheme::kF16, ActFormat::kF32) = isa_name::tile_f16;           \
-  tile_at(Scheme::kBF16, ActFormat::kF32) = isa_name::tile_bf16;         \
-  tile_at(Scheme::kU4S, ActFormat::kA8) = isa_name::tile_u4s_a8;         \
-  tile_at(Scheme::kU4SM, ActFormat::kA8) = isa_name::tile_u4sm_a8;       \
-  tile_at(Scheme::kU5S, ActFormat::kA8) = isa_name::tile_u5s_a8;         \
-  tile_at(Scheme::kU5SM, ActFormat::kA8) = isa_name::tile_u5sm_a8;       \
-  tile_at(Scheme::kI8S, ActFormat::kA16) = isa_name::tile_i8s_a16;       \
-  tile_at(Scheme::kU4K, ActFormat::kA8) = isa_name::tile_u4k_a8;         \
-  tile_at(Scheme::kU5K, ActFormat::kA8) = isa_name::tile_u5k_a8;         \
-  tile_at(Scheme::kU6K, ActFormat::kA8) = isa_name::tile_u6k_a8;         \
-  tile_at(Scheme::kI8G16, ActFormat::kA8) = isa_name::tile_i8g16_a8;     \
-  tile_at(Scheme::kI8G16M, ActFormat::kA8) = isa_name::tile_i8g16m_a8;   \
-  tile_at(Scheme::kI8G32, ActFormat::kA8) = isa_name::tile_i8g32_a8;     \
-  tile_at(Scheme::kI8G32M, ActFormat::kA8) = isa_name::tile_i8g32m_a8;   \
-  tile_at(Scheme::kI8G16, ActFormat::kA16) = isa_name::tile_i8g16_a16;   \
-  tile_at(Scheme::kI8G16M, ActFormat::kA16) = isa_name::tile_i8g16m_a16; \
-  tile_at(Scheme::kI8G32, ActFormat::kA16) = isa_name::tile_i8g32_a16;   \
-  tile_at(Scheme::kI8G32M, ActFormat::kA16) = isa_name::tile_i8g32m_a16; \
-  table.quantize_a8 = isa_name::quantize_a8;                             \
-  table.quantize_a16 = isa_name::quantize_a16;                           \
-  table.rms_norm = isa_name::rms_norm;                                   \
-  table.layer_norm = isa_name::layer_norm;                               \
-  table.silu_mul = isa_name::silu_mul;                                   \
-  table.gelu_tanh_mul = isa_name::gelu_tanh_mul;                         \
-  table.f32_to_f16 = isa_name::f32_to_f16;                               \
-  table.exp_many = isa_name::exp_many;                                   \
-  table.attention_segment = attention_segment_##isa_name;                \
-  table.attention_merge = attention_merge_##isa_name;                    \
-  table.rope = rope_##isa_name;                                          \
-  table.max_many = isa_name::max_many;                                   \
+// Fill a Kernels from the namespace of one instruction set.
+#define SPOLA_FILL_TILES(table, isa_name)                                 \
+  const auto tile_at = [&](Scheme s, ActFormat f) -> TileKernel& {        \
+    return table.tile[static_cast<int>(s)][static_cast<int>(f)];          \
+  };                                                                      \
+  tile_at(Scheme::kF32, ActFormat::kF32) = isa_name::tile_f32;            \
+  tile_at(Scheme::kF16, ActFormat::kF32) = isa_name::tile_f16;            \
+  tile_at(Scheme::kBF16, ActFormat::kF32) = isa_name::tile_bf16;          \
+  tile_at(Scheme::kU4S, ActFormat::kA8) = isa_name::tile_u4s_a8;          \
+  tile_at(Scheme::kU4SM, ActFormat::kA8) = isa_name::tile_u4sm_a8;        \
+  tile_at(Scheme::kU5S, ActFormat::kA8) = isa_name::tile_u5s_a8;          \
+  tile_at(Scheme::kU5SM, ActFormat::kA8) = isa_name::tile_u5sm_a8;        \
+  tile_at(Scheme::kI8S, ActFormat::kA16) = isa_name::tile_i8s_a16;        \
+  tile_at(Scheme::kU4K, ActFormat::kA8) = isa_name::tile_u4k_a8;          \
+  tile_at(Scheme::kU5K, ActFormat::kA8) = isa_name::tile_u5k_a8;          \
+  tile_at(Scheme::kU6K, ActFormat::kA8) = isa_name::tile_u6k_a8;          \
+  tile_at(Scheme::kI8G16, ActFormat::kA8) = isa_name::tile_i8g16_a8;      \
+  tile_at(Scheme::kI8G16M, ActFormat::kA8) = isa_name::tile_i8g16m_a8;    \
+  tile_at(Scheme::kI8G32, ActFormat::kA8) = isa_name::tile_i8g32_a8;      \
+  tile_at(Scheme::kI8G32M, ActFormat::kA8) = isa_name::tile_i8g32m_a8;    \
+  tile_at(Scheme::kI8G16, ActFormat::kA16) = isa_name::tile_i8g16_a16;    \
+  tile_at(Scheme::kI8G16M, ActFormat::kA16) = isa_name::tile_i8g16m_a16;  \
+  tile_at(Scheme::kI8G32, ActFormat::kA16) = isa_name::tile_i8g32_a16;    \
+  tile_at(Scheme::kI8G32M, ActFormat::kA16) = isa_name::tile_i8g32m_a16
+
+#define SPOLA_FILL_ROWS(table, isa_name)                   \
+  table.quantize_a8 = isa_name::quantize_a8;               \
+  table.quantize_a16 = isa_name::quantize_a16;             \
+  table.rms_norm = isa_name::rms_norm;                     \
+  table.layer_norm = isa_name::layer_norm;                 \
+  table.silu_mul = isa_name::silu_mul;                     \
+  table.gelu_tanh_mul = isa_name::gelu_tanh_mul;           \
+  table.f32_to_f16 = isa_name::f32_to_f16;                 \
+  table.exp_many = isa_name::exp_many;                     \
+  table.attention_segment = attention_segment_##isa_name;  \
+  table.attention_merge = attention_merge_##isa_name;      \
+  table.rope = rope_##isa_name;                            \
+  table.max_many = isa_name::max_many;                     \
   table.sum_exp16 = isa_name::sum_exp16
 
 Kernels make_scalar() {
   Kernels table{};
-  SPOLA_FILL(table, scalar);
+  table.isa = "scalar";
+  table.rows = 4;
+  SPOLA_FILL_TILES(table, scalar);
+  SPOLA_FILL_ROWS(table, scalar);
   return table;
 }
 
-#if defined(SPOLA_HAVE_AVX2)
+#if defined(SPOLA_HAVE_X86)
 Kernels make_avx2() {
   Kernels table{};
-  SPOLA_FILL(table, avx2);
+  table.isa = "avx2";
+  table.rows = 4;
+  SPOLA_FILL_TILES(table, avx2);
+  SPOLA_FILL_ROWS(table, avx2);
   return table;
 }
+
+Kernels make_avx512vnni() {
+  Kernels table = make_avx2();
+  table.isa = "avx512vnni";
+  table.rows = 12;
+  SPOLA_FILL_TILES(table, avx512vnni);
+  return table;
+}
+
+const Kernels* avx2_kernels() {
+  static const Kernels table = make_avx2();
+  return &table;
+}
+
+const Kernels* avx512vnni_kernels() {
+  static const Kernels table = make_avx512vnni();
+  return &table;
+}
 #endif
+
+// One instruction set: what the processor must have, and its table.
+struct Level {
+  const char* name;
+  bool (*usable)(const CpuFeatures& cpu);
+  const Kernels* (*table)();
+};
+
+// Best first.
+constexpr Level kLevels[] = {
+#if defined(SPOLA_HAVE_X86)
+    {"avx512vnni", [](const CpuFeatures& cpu) { return cpu.avx2 && cpu.avx512vnni; }, avx512vnni_kernels},
+    {"avx2", [](const CpuFeatures& cpu) { return cpu.avx2; }, avx2_kernels},
+#endif
+    {"scalar", [](const CpuFeatures&) { return true; }, scalar_kernels},
+};
 
 }  // namespace
 
@@ -71,22 +112,22 @@ const Kernels* scalar_kernels() {
   return &table;
 }
 
-const Kernels* avx2_kernels() {
-#if defined(SPOLA_HAVE_AVX2)
-  static const Kernels table = make_avx2();
-  return &table;
-#else
-  return nullptr;
-#endif
+const char* const* compiled_isas() {
+  constexpr size_t kCount = sizeof kLevels / sizeof kLevels[0];
+  static const char* names[kCount + 1] = {};
+  for (size_t i = 0; i < kCount; ++i) names[i] = kLevels[i].name;
+  return names;
 }
 
 const Kernels* select_kernels(const char* name) {
   const bool any = name == nullptr || *name == '\0';
-  if (any || std::strcmp(name, "avx2") == 0) {
-    if (avx2_kernels() != nullptr && probe_cpu().avx2) return avx2_kernels();
-    return any ? scalar_kernels() : nullptr;
+  const CpuFeatures cpu = probe_cpu();
+  for (const Level& level : kLevels) {
+    if (any ? level.usable(cpu) : std::strcmp(name, level.name) == 0) {
+      return level.usable(cpu) ? level.table() : nullptr;
+    }
   }
-  return std::strcmp(name, "scalar") == 0 ? scalar_kernels() : nullptr;
+  return nullptr;
 }
 
 }  // namespace spola

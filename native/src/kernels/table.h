@@ -10,7 +10,8 @@
 namespace spola {
 
 constexpr int kTileRows = 16;    // output rows of one packed tile: one SIMD lane per row
-constexpr int kMaxRows = 4;      // activation rows of one micro-kernel call
+constexpr int kMaxRows = 12;     // activation rows of one micro-kernel call, in any table (see Kernels::rows)
+constexpr int kQueryRows = 4;    // query rows of one attention call
 constexpr int kBlock = 32;       // values of k per activation block, tokens per KV block
 constexpr int kSegment = 256;    // positions per attention partial
 
@@ -51,14 +52,21 @@ struct Activations {
   const float* d16 = nullptr;    // [rows]
 };
 
-// One tile: 16 output rows times `rows` (1..kMaxRows) activation rows from `row0`, all of k.
+// One tile: 16 output rows times `rows` (1..Kernels::rows) activation rows from `row0`, all of k.
 // out[r * 16 + j] is activation row r, output row j. `tile` points at the tile's first record.
 using TileKernel = void (*)(const uint8_t* tile, const Activations& a, int row0, int rows, float* out);
+
+// How many of `left` activation rows the next call takes when no call takes more than `most`: as even as can be.
+inline int rows_of_call(int left, int most) {
+  const int calls = (left + most - 1) / most;
+  return (left + calls - 1) / calls;
+}
 
 struct AttentionArgs;  // attention.h
 
 struct Kernels {
   const char* isa;
+  int rows;  // most activation rows that a tile kernel takes: what its registers hold
 
   // linear.{cc}: indexed by [scheme][format]; null where the pair does not exist.
   TileKernel tile[static_cast<int>(Scheme::kCount)][3];
@@ -90,10 +98,12 @@ struct Kernels {
 };
 
 const Kernels* scalar_kernels();
-const Kernels* avx2_kernels();  // null where not compiled in
 
-// Best table this processor can run, or the one `name` asks for ("" = best, "scalar", "avx2").
-// Returns null when `name` is unknown, not compiled in, or not supported by the processor.
+// Names of the tables that are compiled in, best first ("scalar" last), ended by null.
+const char* const* compiled_isas();
+
+// The table `name`, or the best one this processor can run ("" or null). Returns null when `name` is unknown,
+// not compiled in, or not supported by the processor.
 const Kernels* select_kernels(const char* name);
 
 }  // namespace spola

@@ -1,0 +1,96 @@
+// 4-bit weights times A8 activations with vpdpbusd: Q4_0, Q4_1, Q4_K.
+//
+// Codes stay unsigned and sums are exact in int32 (32 * 15 * 127). A zero point of 8 is where the integer sums
+// start: -8 times the sum of the activations.
+#include "kernels/simd_avx512vnni.h"
+#include "kernels/variants.h"
+
+namespace spola::avx512vnni {
+namespace {
+
+// sum[r] += dot of 32 columns whose low nibbles are columns 0..15 and high nibbles 16..31.
+template <int MR>
+SPOLA_INLINE void dot_split(__m512i (&sum)[MR], const uint8_t* qs, const RowsA8<MR>& rows, long at) {
+  const __m512i low = _mm512_set1_epi8(15);
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m512i raw = load512(qs + j * kGroupBytes);
+    dot4_rows(sum, _mm512_and_si512(raw, low), rows, at + 4 * j);
+    dot4_rows(sum, _mm512_and_si512(_mm512_srli_epi16(raw, 4), low), rows, at + 16 + 4 * j);
+  }
+}
+
+template <class N>
+void u4s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
+  constexpr int MR = N::value;
+  const RowsA8<MR> rows(a, row0);
+  __m512 acc[MR];
+  clear(acc);
+  for (long b = 0; b < rows.blocks; ++b, p += u4s::kBytes) {
+    prefetch<MR, u4s::kBytes>(p);
+    __m512i sum[MR];
+    start_at_zero_point(sum, 8, rows, b);
+    dot_split(sum, p + u4s::kQs, rows, b * kBlock);
+    add_scaled(acc, sum, load_half16(p + u4s::kD), rows, b);
+  }
+  store(acc, out);
+}
+
+template <class N>
+void u4sm(N, const uint8_t* p, const Activations& a, int row0, float* out) {
+  constexpr int MR = N::value;
+  const RowsA8<MR> rows(a, row0);
+  __m512 acc[MR];
+  clear(acc);
+  for (long b = 0; b < rows.blocks; ++b, p += u4sm::kBytes) {
+    prefetch<MR, u4sm::kBytes>(p);
+    __m512i sum[MR];
+    clear(sum);
+    dot_split(sum, p + u4sm::kQs, rows, b * kBlock);
+    add_scale_min(acc, sum, load_half16(p + u4sm::kD), load_half16(p + u4sm::kM), rows, b);
+  }
+  store(acc, out);
+}
+
+// One sub-block of 32 columns: the low (Shift 0) or high (Shift 4) nibbles of eight groups.
+template <int Shift, int MR>
+SPOLA_INLINE void sub_block(__m512 (&acc)[MR], const uint8_t* qs, const float* scale, const float* min,
+                            const RowsA8<MR>& rows, long b) {
+  __m512i sum[MR];
+  clear(sum);
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) {
+    __m512i w = load512(qs + j * kGroupBytes);
+    if constexpr (Shift != 0) w = _mm512_srli_epi16(w, Shift);
+    dot4_rows(sum, _mm512_and_si512(w, _mm512_set1_epi8(15)), rows, b * kBlock + 4 * j);
+  }
+  add_scale_min(acc, sum, _mm512_load_ps(scale), _mm512_load_ps(min), rows, b);
+}
+
+template <class N>
+void u4k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
+  constexpr int MR = N::value;
+  const RowsA8<MR> rows(a, row0);
+  __m512 acc[MR];
+  clear(acc);
+  KScales scales;
+  for (long b = 0; b < rows.blocks; b += 8, p += u4k::kBytes) {
+    prefetch<MR, u4k::kPairs>(p);
+    scales.load(p);
+    for (long i = 0; i < 4; ++i) {
+      const uint8_t* pair = p + u4k::kPairs + i * u4k::kPairBytes;
+      prefetch<MR, u4k::kPairBytes>(pair);
+      sub_block<0>(acc, pair, scales.scale[i * 2], scales.min[i * 2], rows, b + i * 2);
+      sub_block<4>(acc, pair, scales.scale[i * 2 + 1], scales.min[i * 2 + 1], rows, b + i * 2 + 1);
+    }
+  }
+  store(acc, out);
+}
+
+}  // namespace
+
+SPOLA_TILE_KERNEL(tile_u4s_a8, u4s)
+SPOLA_TILE_KERNEL(tile_u4sm_a8, u4sm)
+SPOLA_TILE_KERNEL(tile_u4k_a8, u4k)
+
+}  // namespace spola::avx512vnni
