@@ -106,12 +106,12 @@ void check_plan(int workers, int window, int spare, check::Random& random) {
   for (const AttentionItem& item : plan.items) {
     for (int r = 0; r < item.rows; ++r) {
       const auto key = std::make_pair(item.row + r, item.kv_head);
-      CHECK(position[size_t(item.row + r)] == item.position + r && item.rows <= kMaxRows);
+      CHECK(position[size_t(item.row + r)] == item.position + r && item.rows <= kQueryRows);
       CHECK(first_visible(shape, item.position + r) / kBlock == first_visible(shape, item.position) / kBlock);
       for (int s = 0; s < item.segments; ++s) CHECK(segments[key].insert(item.segment + s).second);
       CHECK(records[key].insert(item.record + r * item.stride).second);
     }
-    CHECK((item.position + item.rows - 1) / kMaxRows == item.position / kMaxRows);
+    CHECK((item.position + item.rows - 1) / kQueryRows == item.position / kQueryRows);
   }
   int used = 0;
   for (int r = 0; r < rows; ++r) {
