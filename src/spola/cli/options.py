@@ -12,8 +12,17 @@ from spola.cli.output import note
 from spola.core.errors import ConfigError
 from spola.runtime.config import EngineConfig, Options, parse_bytes
 from spola.runtime.machine import describe_bytes
+from spola.runtime.service import Service
 
-__all__ = ["describe", "engine_options", "in_short", "read_options", "sampling_options"]
+__all__ = [
+    "describe",
+    "engine_options",
+    "in_short",
+    "read_options",
+    "sampling_options",
+    "trace_failed",
+    "trace_option",
+]
 
 _Decorator = Callable[[Any], Any]
 
@@ -54,6 +63,14 @@ _SAMPLING: tuple[_Decorator, ...] = (
     ),
     click.option("--seed", type=int, help="Same seed, same answer."),
     click.option("--stop", multiple=True, metavar="STR", help="End the answer before this text. Repeatable."),
+)
+
+
+trace_option: _Decorator = click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a timeline of steps and requests, for ui.perfetto.dev or chrome://tracing.",
 )
 
 
@@ -112,6 +129,12 @@ def in_short(config: EngineConfig, load_s: float) -> str:
         f"weights {describe_bytes(config.packed_bytes)}, KV cache up to {describe_bytes(config.kv_bytes)} "
         f"({tokens} tokens), requests up to {config.max_model_len} tokens"
     )
+
+
+def trace_failed(service: Service) -> None:
+    """Say so when the trace asked for is not whole."""
+    if service.timeline is not None and service.timeline.failure is not None:
+        note(f"spola: warning: {service.timeline.failure}")
 
 
 def _text(path: Path) -> str:

@@ -8,7 +8,14 @@ from typing import Any
 import click
 
 from spola.cli.chat import chat
-from spola.cli.options import describe, engine_options, read_options, sampling_options
+from spola.cli.options import (
+    describe,
+    engine_options,
+    read_options,
+    sampling_options,
+    trace_failed,
+    trace_option,
+)
 from spola.cli.output import emit_json, json_option, note, read_stdin, write
 from spola.cli.stats import result_json, stats_line
 from spola.core.params import SamplingParams
@@ -32,6 +39,7 @@ DEFAULT_MAX_TOKENS = 512
 @click.option("--system", metavar="STR", help="What the system message says.")
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")
 @engine_options
+@trace_option
 @click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
 @json_option
 def command(
@@ -53,7 +61,7 @@ def command(
         prompt = read_stdin("PROMPT").removesuffix("\n")
         if not prompt:
             raise click.UsageError("there is no PROMPT and stdin is empty")
-    options = read_options(given, max_seqs=1)
+    options = read_options(given, trace=given.pop("trace"), max_seqs=1)
     service = build_service(model, options)
     try:
         for line in service.notes:
@@ -70,6 +78,7 @@ def command(
         return _answer(service, params, history, prompt, raw, as_json)
     finally:
         service.close()
+        trace_failed(service)
 
 
 def _answer(

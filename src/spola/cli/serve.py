@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from spola.cli.options import describe, engine_options, in_short, read_options
+from spola.cli.options import describe, engine_options, in_short, read_options, trace_failed, trace_option
 from spola.cli.output import emit_json, json_option, note
 from spola.load.resolve import resolve_model
 from spola.runtime.build import build_service
@@ -35,6 +35,7 @@ __all__ = ["command"]
 )
 @click.option("--no-auth", is_flag=True, help="Allow a --host that other machines can reach, without keys.")
 @engine_options
+@trace_option
 @click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
 @json_option
 def command(
@@ -54,12 +55,15 @@ def command(
     With --json, one document with the address and what was chosen goes to stdout when requests are taken.
     """
     check_host(host, no_auth=no_auth)
-    options = read_options(given, max_seqs=max_seqs, itl_target_s=itl_target / 1000)
+    options = read_options(given, trace=given.pop("trace"), max_seqs=max_seqs, itl_target_s=itl_target / 1000)
     where = resolve_model(model)
     listener = bind(host, port)
 
+    built: list[Service] = []
+
     def build() -> Service:
         service = build_service(model, options)
+        built.append(service)
         for line in service.notes:
             note(f"spola: note: {line}")
         if verbose:
@@ -76,4 +80,7 @@ def command(
 
     name = served_model_name or where.name
     with listener:
-        return serve(listener, name, build, ready, note)
+        code = serve(listener, name, build, ready, note)
+    for service in built:
+        trace_failed(service)
+    return code

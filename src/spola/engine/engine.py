@@ -6,7 +6,7 @@ a step that the Runner could not execute ends the requests that were in it, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -14,6 +14,7 @@ from spola.core.errors import RequestError
 from spola.core.runner import Runner
 from spola.core.step import Slice, SliceOutput, Step, StepOutput
 from spola.engine.events import Event
+from spola.engine.report import Observer, StepReport
 from spola.engine.request import Request
 from spola.engine.scheduler import Scheduler
 
@@ -26,15 +27,23 @@ class Engine:
     """A loaded ``runner`` and a ``scheduler`` made for its Capabilities and KV blocks.
 
     ``vocab`` is the number of token ids. ``record`` is given every Step as executed with its StepOutput, for
-    tests and replays; it is not given a step that the runner raised on.
+    tests and replays; it is not given a step that the runner raised on. ``observers`` are told of every step
+    and of the events without one.
     """
 
     def __init__(
-        self, runner: Runner, scheduler: Scheduler, *, vocab: int, record: Recorder | None = None
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        *,
+        vocab: int,
+        record: Recorder | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.vocab = vocab
+        self.observers = list(observers)
         self._record = record
 
     @property
@@ -60,7 +69,7 @@ class Engine:
         """
         step = self.scheduler.schedule(now)
         if step is None:
-            return self.scheduler.drain()
+            return self._tell(None, now, 0.0, self.scheduler.drain())
         step, faults = self._masked(step)
         try:
             output = self.runner.execute(step)
@@ -69,14 +78,47 @@ class Engine:
         except BaseException as error:
             self.scheduler.fail(step, f"the backend failed: {type(error).__name__}: {error}")
             if isinstance(error, Exception):
-                return self.scheduler.drain()
+                return self._tell(None, now, 0.0, self.scheduler.drain())
             raise  # an interrupt: the next call of step tells the events
         if self._record is not None:
             self._record(step, output)
         if faults:
             outs = tuple(faults.get(s.id, out) for s, out in zip(step.slices, output.slices, strict=True))
             output = msgspec.structs.replace(output, slices=outs)
-        return self.scheduler.commit(step, output)
+        return self._tell(step, now, output.elapsed_s, self.scheduler.commit(step, output))
+
+    def close(self) -> None:
+        """Free the runner and end the observers. Idempotent."""
+        for observer in self.observers:
+            observer.close()
+        self.runner.close()
+
+    def _tell(self, step: Step | None, now: float, elapsed_s: float, events: list[Event]) -> list[Event]:
+        """Report to the observers; gives ``events`` back."""
+        if not self.observers or (step is None and not events):
+            return events
+        scheduler = self.scheduler
+        arrivals = {}
+        if step is not None and step.new:
+            ended = {event.id: event.summary for event in events if event.summary is not None}
+            for state in step.new:
+                of = scheduler.requests.get(state.id) or ended.get(state.id)
+                if of is not None:
+                    arrivals[state.id] = of.arrival_s
+        report = StepReport(
+            start_s=now,
+            elapsed_s=elapsed_s,
+            step=step,
+            events=events,
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            kv_used=tuple(pool.used for pool in scheduler.kv.pools),
+            kv_blocks=tuple(pool.n_blocks for pool in scheduler.kv.pools),
+            arrivals=arrivals,
+        )
+        for observer in self.observers:
+            observer.step(report)
+        return events
 
     def _masked(self, step: Step) -> tuple[Step, dict[int, SliceOutput]]:
         """``step`` with the masks of its guards, and the outputs of requests whose guard failed."""

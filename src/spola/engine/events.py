@@ -28,6 +28,28 @@ class Summary:
     scheduled_s: float | None  # first admitted; None if never
     first_token_s: float | None  # None if none was generated
     finished_s: float
+    longest_gap_s: float = 0.0  # between two events with tokens
+
+    @property
+    def queue_s(self) -> float | None:
+        """Arrival to first admission."""
+        return None if self.scheduled_s is None else self.scheduled_s - self.arrival_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Arrival to first token."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per token after the first; None for fewer than two tokens."""
+        if self.first_token_s is None or self.n_output < 2:
+            return None
+        return (self.finished_s - self.first_token_s) / (self.n_output - 1)
+
+    @property
+    def latency_s(self) -> float:
+        return self.finished_s - self.arrival_s
 
 
 @dataclass(slots=True)

@@ -63,7 +63,9 @@ class Request:
         "id",
         "in_flight",
         "known",
+        "last_token_s",
         "limit",
+        "longest_gap_s",
         "n_prompt",
         "params",
         "peak_computed",
@@ -132,6 +134,8 @@ class Request:
         self.arrival_s = arrival_s
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.longest_gap_s = 0.0
 
     @property
     def goal(self) -> int:
@@ -169,6 +173,14 @@ class Request:
             want=self.want,
         )
 
+    def got_tokens(self, now: float) -> None:
+        """Note that tokens came at ``now``."""
+        if self.last_token_s is None:
+            self.first_token_s = now
+        else:
+            self.longest_gap_s = max(self.longest_gap_s, now - self.last_token_s)
+        self.last_token_s = now
+
     def summary(self, now: float) -> Summary:
         return Summary(
             n_prompt=self.n_prompt,
@@ -179,6 +191,7 @@ class Request:
             scheduled_s=self.scheduled_s,
             first_token_s=self.first_token_s,
             finished_s=now,
+            longest_gap_s=self.longest_gap_s,
         )
 
     def check(self) -> None:

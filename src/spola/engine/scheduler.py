@@ -290,8 +290,7 @@ class Scheduler:
                 event.ids = out.ids[: outcome.kept]
                 event.logprobs = None if out.logprobs is None else out.logprobs[: outcome.kept]
                 self.stats.output_tokens += outcome.kept
-                if request.first_token_s is None:
-                    request.first_token_s = now
+                request.got_tokens(now)
         if event.finish_reason is not None:
             self._finish(request, event, now)
         else:

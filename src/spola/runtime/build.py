@@ -16,6 +16,8 @@ from spola.core.errors import ConfigError, ModelError
 from spola.core.runner import Runner, RunnerConfig
 from spola.engine.engine import Engine, Recorder
 from spola.engine.limits import Limits
+from spola.engine.metrics import Metrics
+from spola.engine.report import Observer
 from spola.engine.scheduler import Scheduler
 from spola.load.model import Model, open_model
 from spola.load.resolve import ModelPath, resolve_model
@@ -25,6 +27,7 @@ from spola.runtime.loop import EngineLoop
 from spola.runtime.machine import Machine, probe
 from spola.runtime.prices import step_budget
 from spola.runtime.service import Service
+from spola.runtime.timeline import Timeline
 from spola.spec.cost import kv_bytes_per_token
 from spola.spec.decoder import DecoderSpec
 from spola.spec.kv import kv_groups
@@ -32,6 +35,8 @@ from spola.text.chat import ChatTemplate
 from spola.text.tokenizer import Tokenizer
 
 __all__ = ["Loaded", "build_service", "load_engine", "resolve"]
+
+STALL_S = 0.1  # a gap between two tokens that a reader would notice, where no target says otherwise
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Loaded:
     dtypes: Mapping[str, str]
     config: EngineConfig
     machine: Machine
+    metrics: Metrics
+    timeline: Timeline | None
     notes: tuple[str, ...]
     load_s: float
 
@@ -62,6 +69,8 @@ def build_service(model: str | None = None, options: Options | None = None, **ex
         dtypes=loaded.dtypes,
         config=loaded.config,
         machine=loaded.machine,
+        metrics=loaded.metrics,
+        timeline=loaded.timeline,
         notes=loaded.notes,
         load_s=loaded.load_s,
     )
@@ -84,11 +93,13 @@ def load_engine(
     where = resolve_model(model)
     if runner is None:
         runner = backend(options.backend)()
+    timeline = None
     try:
         with open_model(where) as opened:
             template = _template(opened, options)
             machine = probe()
             config = resolve(opened, options, machine, runner)
+            timeline = None if options.trace is None else Timeline(options.trace)
             runner.load(opened.spec, opened.tensors(), _runner_config(config))
         scheduler = Scheduler(
             Limits(
@@ -104,9 +115,13 @@ def load_engine(
         )
     except BaseException:
         runner.close()
+        if timeline is not None:
+            timeline.close()
         raise
+    metrics = Metrics(config.max_seqs, stall_s=config.itl_target_s or STALL_S)
+    observers: list[Observer] = [metrics] if timeline is None else [metrics, timeline]
     return Loaded(
-        engine=Engine(runner, scheduler, vocab=opened.spec.vocab, record=record),
+        engine=Engine(runner, scheduler, vocab=opened.spec.vocab, record=record, observers=observers),
         spec=opened.spec,
         tokenizer=opened.tokenizer,
         template=template,
@@ -114,6 +129,8 @@ def load_engine(
         dtypes=opened.dtypes,
         config=config,
         machine=machine,
+        metrics=metrics,
+        timeline=timeline,
         notes=_notes(where, opened),
         load_s=time.monotonic() - started,
     )

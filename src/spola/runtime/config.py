@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -30,7 +31,8 @@ class Options:
     ``precise`` computes with 16-bit instead of 8-bit activations. ``kv_dtype`` is one type for K and V, or
     two as ``K,V``. ``itl_target_s`` bounds the prompt tokens of a step, so that running requests get their
     next token in that time; None computes as fast as it can. ``chat_template`` is the text of a template that
-    replaces the model's own. Raises ConfigError naming the field.
+    replaces the model's own. ``trace`` is a file for the timeline of steps and requests. Raises ConfigError
+    naming the field.
     """
 
     backend: str = "native"
@@ -42,6 +44,7 @@ class Options:
     max_seqs: int = 32
     max_step_tokens: int = DEFAULT_STEP_TOKENS
     itl_target_s: float | None = None
+    trace: Path | None = None
     chat_template: str | None = None
 
     def __post_init__(self) -> None:

@@ -148,7 +148,7 @@ class EngineLoop:
             self._fail(f"{type(error).__name__}: {error}")
         finally:
             self._end_all("the engine is shut down")
-            self._engine.runner.close()
+            self._engine.close()
 
     def _commands(self) -> bool:
         """Take what the inbox holds, waiting while there is nothing to do. False: stop."""

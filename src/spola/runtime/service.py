@@ -13,6 +13,7 @@ from typing import Any
 from spola.core.errors import RequestError
 from spola.core.guard import Guard
 from spola.core.params import SamplingParams
+from spola.engine.metrics import Metrics
 from spola.engine.request import Request
 from spola.runtime.answer import Job
 from spola.runtime.config import EngineConfig
@@ -20,6 +21,7 @@ from spola.runtime.guards import PaddingGuard, real_tokens
 from spola.runtime.loop import EngineLoop, Mailbox
 from spola.runtime.machine import Machine
 from spola.runtime.prompts import encode_chat
+from spola.runtime.timeline import Timeline
 from spola.spec.decoder import DecoderSpec
 from spola.text.chat import ChatTemplate, no_template
 from spola.text.stops import StopGuard
@@ -31,7 +33,10 @@ Prompt = str | Sequence[int]
 
 
 class Service:
-    """A model, its engine thread and its text side. Any thread may call it; ``close`` when done."""
+    """A model, its engine thread and its text side. Any thread may call it; ``close`` when done.
+
+    ``metrics`` are the engine's, to be read at any time.
+    """
 
     def __init__(
         self,
@@ -44,6 +49,8 @@ class Service:
         dtypes: Mapping[str, str],
         config: EngineConfig,
         machine: Machine,
+        metrics: Metrics,
+        timeline: Timeline | None = None,
         notes: tuple[str, ...] = (),
         load_s: float = 0.0,
     ) -> None:
@@ -55,6 +62,8 @@ class Service:
         self.dtypes = dtypes
         self.config = config
         self.machine = machine
+        self.metrics = metrics
+        self.timeline = timeline
         self.notes = notes
         self.load_s = load_s
         self._real = real_tokens(tokenizer, spec.vocab)
@@ -102,8 +111,13 @@ class Service:
         self.tokenizer.check_ids(params.stop_token_ids, "stop_token_ids")
         self.tokenizer.check_ids(params.logit_bias or (), "logit_bias")
 
-    def submit(self, ids: Sequence[int], params: SamplingParams, mailbox: Mailbox) -> Job:
-        """Queue ``ids`` with all its choices; their mail goes to ``mailbox``. Raises as ``check``."""
+    def submit(
+        self, ids: Sequence[int], params: SamplingParams, mailbox: Mailbox, *, priority: int = 0
+    ) -> Job:
+        """Queue ``ids`` with all its choices; their mail goes to ``mailbox``. Lower ``priority`` goes first.
+
+        Raises as ``check``.
+        """
         self.check(ids, params)
         job = Job([self.loop.next_id() for _ in range(params.n)], ids, params, self.tokenizer)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
@@ -117,6 +131,7 @@ class Service:
                 choice=choice.index,
                 eos_ids=self.tokenizer.eos_ids,
                 guard=self._guard(params),
+                priority=priority,
                 arrival_s=now,
             )
             for choice in job.choices

@@ -1,0 +1,137 @@
+"""Metrics: what requests waited for and what steps were made of, as counters and percentiles.
+
+Definitions, per request, on the engine's clock:
+
+- queue time: arrival to first admission. TTFT: arrival to first token. Latency: arrival to the last.
+- ITL: every gap between two events that bear tokens, pooled over requests; with speculation one event may
+  bear several. TPOT: (latency - TTFT) / (output tokens - 1), for requests of at least two.
+- A stall is a gap above ``stall_s``.
+
+Percentiles follow ``core.quantiles`` and are of the last 4096 values; counters are of everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spola.core.quantiles import Window
+from spola.core.step import Step
+from spola.engine.events import Event
+from spola.engine.report import StepReport
+
+__all__ = ["Metrics"]
+
+TIMES = ("queue_s", "ttft_s", "itl_s", "tpot_s", "latency_s")
+
+
+class Metrics:
+    """An Observer that adds up. ``seats``: requests that can run at once, for the share of idle ones."""
+
+    def __init__(self, seats: int, *, stall_s: float = 0.1) -> None:
+        self.seats = seats
+        self.stall_s = stall_s
+        self.times = {name: Window() for name in TIMES}
+        self.finished = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+        self.prompt_tokens = 0  # of finished requests; a prompt shared by choices counts for each
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.preemptions = 0
+        self.stalls = 0
+        self.longest_gap_s = 0.0
+        self.steps = 0
+        self.step_s = Window()
+        self.prefill_rows = Window()  # of each step: rows of slices longer than one
+        self.decode_rows = Window()  # of each step: one-row slices
+        self.draft_rows = 0
+        self.busy_s = 0.0
+        self.idle_seat_s = 0.0  # seconds of steps, times seats that computed nothing in them
+        self.waiting = self.running = 0
+        self.kv_used = self.kv_peak = self.kv_blocks = 0
+        self._last_token: dict[int, float] = {}
+
+    def step(self, report: StepReport) -> None:
+        if report.step is not None:
+            self._batch(report.step, report.elapsed_s)
+        self.waiting, self.running = report.waiting, report.running
+        self.kv_used, self.kv_blocks = sum(report.kv_used), sum(report.kv_blocks)
+        self.kv_peak = max(self.kv_peak, self.kv_used)
+        for event in report.events:
+            if event.ids:
+                self._tokens(event, report.end_s)
+            if event.final:
+                self._end(event)
+
+    def close(self) -> None:
+        """Nothing to do: the figures stay."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, in seconds, tokens and blocks; serializes."""
+        seat_s = self.busy_s * self.seats
+        return {
+            "requests": {"waiting": self.waiting, "running": self.running, "finished": dict(self.finished)},
+            "tokens": {
+                "prompt": self.prompt_tokens,
+                "cached": self.cached_tokens,
+                "output": self.output_tokens,
+                "prefill_rows": int(self.prefill_rows.total),
+                "decode_rows": int(self.decode_rows.total),
+                "draft_rows": self.draft_rows,
+            },
+            "preemptions": self.preemptions,
+            "stalls": {"count": self.stalls, "above_s": self.stall_s, "longest_gap_s": self.longest_gap_s},
+            **{name: window.describe() for name, window in self.times.items()},
+            "steps": {
+                "count": self.steps,
+                "busy_s": self.busy_s,
+                "idle_seats": self.idle_seat_s / seat_s if seat_s else None,
+                "length_s": self.step_s.describe(),
+                "prefill_rows": self.prefill_rows.describe(),
+                "decode_rows": self.decode_rows.describe(),
+            },
+            "kv_blocks": {"used": self.kv_used, "peak": self.kv_peak, "all": self.kv_blocks},
+        }
+
+    def _batch(self, step: Step, elapsed_s: float) -> None:
+        prefill = decode = 0
+        for piece in step.slices:
+            rows = piece.n - piece.n_drafts
+            if rows == 1:
+                decode += 1
+            else:
+                prefill += rows
+            self.draft_rows += piece.n_drafts
+        self.steps += 1
+        self.step_s.add(elapsed_s)
+        self.prefill_rows.add(prefill)
+        self.decode_rows.add(decode)
+        self.busy_s += elapsed_s
+        self.idle_seat_s += elapsed_s * (self.seats - len(step.slices))
+
+    def _tokens(self, event: Event, now: float) -> None:
+        self.output_tokens += len(event.ids)
+        before = self._last_token.get(event.id)
+        self._last_token[event.id] = now
+        if before is None:
+            return
+        gap = now - before
+        self.times["itl_s"].add(gap)
+        self.longest_gap_s = max(self.longest_gap_s, gap)
+        if gap > self.stall_s:
+            self.stalls += 1
+
+    def _end(self, event: Event) -> None:
+        self._last_token.pop(event.id, None)
+        assert event.finish_reason is not None
+        self.finished[event.finish_reason] += 1
+        summary = event.summary
+        if summary is None:
+            return
+        self.prompt_tokens += summary.n_prompt
+        self.cached_tokens += summary.n_cached
+        self.preemptions += summary.preemptions
+        for name in ("queue_s", "ttft_s", "tpot_s"):
+            value = getattr(summary, name)
+            if value is not None:
+                self.times[name].add(value)
+        if event.finish_reason in ("stop", "length"):
+            self.times["latency_s"].add(summary.latency_s)

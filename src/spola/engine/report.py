@@ -1,0 +1,46 @@
+"""StepReport: what observers of an engine are told after every step. They change nothing.
+
+Metrics and traces are made from reports alone, so that neither is in the scheduler's way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spola.core.step import Step
+from spola.engine.events import Event
+
+__all__ = ["Observer", "StepReport"]
+
+
+@dataclass(slots=True)
+class StepReport:
+    """One step, or events without a step (``step`` None: aborts, or a backend that failed).
+
+    ``arrivals`` gives, for each request in ``step.new``, when it arrived. Queues, blocks and events are as
+    they were after the commit. Times are in seconds on the clock passed to ``Engine.step``.
+    """
+
+    start_s: float
+    elapsed_s: float
+    step: Step | None
+    events: list[Event]
+    waiting: int
+    running: int
+    kv_used: tuple[int, ...]  # blocks, one count per KvGroup
+    kv_blocks: tuple[int, ...]
+    arrivals: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.elapsed_s
+
+
+class Observer(Protocol):
+    """Called on the engine's thread: quick, and without exceptions."""
+
+    def step(self, report: StepReport) -> None: ...
+
+    def close(self) -> None:
+        """The engine ends. Idempotent."""
