@@ -10,7 +10,7 @@ import click
 
 from spola.cli.output import note
 from spola.core.errors import ConfigError
-from spola.runtime.config import EngineConfig, Options, parse_bytes
+from spola.runtime.config import SPECULATE, EngineConfig, Options, parse_bytes
 from spola.runtime.machine import describe_bytes
 from spola.runtime.service import Service
 
@@ -42,6 +42,13 @@ _ENGINE: tuple[_Decorator, ...] = (
     ),
     click.option(
         "--max-model-len", type=click.IntRange(1), help="Tokens of prompt and answer together, at most."
+    ),
+    click.option(
+        "--speculate",
+        type=click.Choice(SPECULATE),
+        default="off",
+        show_default=True,
+        help="Where drafts of the next tokens come from; the output stays the same.",
     ),
     click.option(
         "--chat-template",
@@ -98,6 +105,7 @@ def read_options(given: dict[str, Any], **fixed: Any) -> Options:
         kv_dtype=given.pop("kv_dtype"),
         kv_memory=None if memory is None else parse_bytes(memory, "--kv-memory"),
         max_model_len=given.pop("max_model_len"),
+        speculate=given.pop("speculate"),
         chat_template=None if template is None else _text(template),
         **fixed,
     )

@@ -30,6 +30,8 @@ class Figures:
     latency_s: float | None
     prefill_tok_s: float | None
     decode_tok_s: float | None
+    drafted: int = 0
+    accepted: int = 0
 
 
 def figures(job: Job) -> Figures:
@@ -47,12 +49,15 @@ def figures(job: Job) -> Figures:
         latency_s=timing.latency_s if timing else None,
         prefill_tok_s=len(job.prompt_ids) / ttft if ttft and ttft > 0 else None,
         decode_tok_s=1 / tpot if tpot and tpot > 0 else None,
+        drafted=choice.summary.n_drafted if choice.summary else 0,
+        accepted=choice.summary.n_accepted if choice.summary else 0,
     )
 
 
 def result_json(job: Job) -> dict[str, Any]:
     """The document of ``spola run --json``."""
     choice, found = job.choices[0], figures(job)
+    drafts = {"drafts": {"verified": found.drafted, "accepted": found.accepted}} if found.drafted else {}
     return {
         "text": choice.text,
         "token_ids": choice.token_ids,
@@ -69,6 +74,7 @@ def result_json(job: Job) -> dict[str, Any]:
             "prefill_tok_s": found.prefill_tok_s,
             "decode_tok_s": found.decode_tok_s,
         },
+        **drafts,
     }
 
 
@@ -80,6 +86,8 @@ def stats_line(service: Service, job: Job) -> str:
         parts.append(f"first token {found.ttft_s:.2f} s")
     if found.decode_tok_s is not None:
         parts.append(f"decode {found.decode_tok_s:.1f} tok/s{_bound(service, found)}")
+    if found.drafted:
+        parts.append(f"{found.accepted} of {found.drafted} drafts accepted")
     return "[" + ", ".join(parts) + "]"
 
 
@@ -87,6 +95,8 @@ def _bound(service: Service, found: Figures) -> str:
     config = service.config
     if config.device != "cpu" or found.decode_tok_s is None:
         return ""  # time is not real there, or the memory is not this machine's
+    if found.accepted:
+        return ""  # the bound is of one token per pass over the weights
     context = found.prompt + found.completion // 2
     size = decode_bytes(service.spec, service.dtypes, config.kv_groups, [context])
     size += config.packed_bytes - config.weights_bytes

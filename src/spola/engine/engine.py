@@ -12,8 +12,9 @@ import msgspec
 
 from spola.core.errors import RequestError
 from spola.core.runner import Runner
-from spola.core.step import Slice, SliceOutput, Step, StepOutput
+from spola.core.step import Step, StepOutput
 from spola.engine.events import Event
+from spola.engine.guarded import guarded
 from spola.engine.report import Observer, StepReport
 from spola.engine.request import Request
 from spola.engine.scheduler import Scheduler
@@ -70,7 +71,7 @@ class Engine:
         step = self.scheduler.schedule(now)
         if step is None:
             return self._tell(None, now, 0.0, self.scheduler.drain())
-        step, faults = self._masked(step)
+        step, faults = guarded(step, self.scheduler.requests, self.vocab)
         try:
             output = self.runner.execute(step)
             if len(output.slices) != len(step.slices):
@@ -119,26 +120,6 @@ class Engine:
         for observer in self.observers:
             observer.step(report)
         return events
-
-    def _masked(self, step: Step) -> tuple[Step, dict[int, SliceOutput]]:
-        """``step`` with the masks of its guards, and the outputs of requests whose guard failed."""
-        faults: dict[int, SliceOutput] = {}
-        masked: dict[int, Slice] = {}
-        for piece in step.slices:
-            guard = self.scheduler.requests[piece.id].guard
-            if guard is None or not piece.n_head:
-                continue
-            buffer = bytearray(4 * ((self.vocab + 31) // 32))
-            try:
-                some = guard.mask(memoryview(buffer).cast("I"))
-            except Exception as error:
-                faults[piece.id] = SliceOutput(error=f"the stop or grammar matcher failed: {error}")
-                continue
-            if some:
-                masked[piece.id] = msgspec.structs.replace(piece, masks=bytes(buffer))
-        if masked:
-            step = msgspec.structs.replace(step, slices=tuple(masked.get(s.id, s) for s in step.slices))
-        return step, faults
 
     def _check_ids(self, name: str, ids: tuple[int, ...]) -> None:
         for token in ids:

@@ -29,6 +29,8 @@ class Summary:
     first_token_s: float | None  # None if none was generated
     finished_s: float
     longest_gap_s: float = 0.0  # between two events with tokens
+    n_drafted: int = 0  # guesses of a proposer that were verified
+    n_accepted: int = 0  # of those, how many were right
 
     @property
     def queue_s(self) -> float | None:

@@ -65,14 +65,12 @@ class Plan:
             return 0
         return max(n, 0)
 
-    def drafts(self, request: Request, singles: int) -> int:
-        """Drafts that fit beside one row for each of ``singles`` requests; none under a bounded context."""
-        if not request.drafts or not self._shape.speculation or request.guard is not None:
+    def draft_room(self, request: Request, others: int) -> int:
+        """Drafts that fit beside ``others`` rows yet to be chosen; none under a bounded context."""
+        if not self._shape.speculation or self._context is not None:
             return 0
-        if self._context is not None:
-            return 0
-        room = min(self._rows - singles, self._shape.chunk - 1, request.limit - len(request.known) - 1)
-        return max(0, min(len(request.drafts), room))
+        room = min(self._rows - others, self._shape.chunk - 1, request.limit - len(request.known) - 1)
+        return max(0, room)
 
     def add(self, request: Request, rows: int, drafts: int = 0) -> None:
         """Take a slice of ``rows`` known tokens and ``drafts`` guesses in."""
@@ -90,6 +88,11 @@ class Plan:
             self._singles += 1
         else:
             self._prefills += 1
+
+    @property
+    def chosen(self) -> int:
+        """Rows chosen so far."""
+        return self._shape.rows - self._rows
 
     @property
     def decodes(self) -> bool:

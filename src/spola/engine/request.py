@@ -50,10 +50,12 @@ class Request:
 
     __slots__ = (
         "aborted",
+        "accepted",
         "adapter",
         "arrival_s",
         "choice",
         "computed",
+        "drafted",
         "drafts",
         "eos_ids",
         "finish_reason",
@@ -131,6 +133,8 @@ class Request:
         self.drafts: Sequence[int] = ()  # guesses of the next tokens, tried in the next step
         self.peak_computed = 0
         self.preemptions = 0
+        self.drafted = 0  # drafts verified so far
+        self.accepted = 0
         self.arrival_s = arrival_s
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
@@ -192,6 +196,8 @@ class Request:
             first_token_s=self.first_token_s,
             finished_s=now,
             longest_gap_s=self.longest_gap_s,
+            n_drafted=self.drafted,
+            n_accepted=self.accepted,
         )
 
     def check(self) -> None:

@@ -25,6 +25,7 @@ from spola.engine.limits import Limits, Shape
 from spola.engine.outcome import apply
 from spola.engine.plan import Plan
 from spola.engine.request import Rank, Request, Status
+from spola.engine.speculate import Speculator
 from spola.engine.stats import Stats
 
 __all__ = ["Scheduler"]
@@ -51,6 +52,7 @@ class Scheduler:
         n_blocks: Sequence[int],
         *,
         budget: StepBudget | None = None,
+        speculator: Speculator | None = None,
         check: bool = False,
     ) -> None:
         self.shape = Shape.of(limits, capabilities)
@@ -76,6 +78,7 @@ class Scheduler:
         self._arrivals = 0
         self._now = 0.0
         self._decodes_next = True  # where one step cannot hold both kinds
+        self._speculator = speculator
         self._check = check
 
     @property
@@ -160,15 +163,43 @@ class Scheduler:
 
     def _plan_decodes(self, plan: Plan) -> None:
         ready = [r for r in self.running if r.decoding and not r.in_flight]
+        asking = self._asking() if ready else 0
         for left, request in zip(range(len(ready), 0, -1), ready, strict=True):
             if request.status is not Status.RUNNING or not plan.rows(request):
                 continue
-            drafts = plan.drafts(request, left)
+            drafts = self._drafts(request, plan, left, asking)
             # Speculation takes no block that this or a later decode may need: nobody is preempted for it.
             if drafts and not self.kv.extend(request, request.computed + 1 + drafts, spare=left - 1):
                 drafts = 0
             if drafts or self._make_room(request, plan):
                 plan.add(request, 1, drafts)
+
+    def _drafts(self, request: Request, plan: Plan, left: int, asking: int) -> int:
+        """How many drafts ``request`` gets; ``left`` decodes and ``asking`` other rows come first."""
+        room = plan.draft_room(request, left + asking)
+        if room and not request.drafts and self._speculator is not None and request.want == "sample":
+            request.drafts = self._speculator.drafts(
+                request,
+                room=room,
+                rows=plan.chosen + left + asking,
+                tokens=len(plan.entries) + left - 1,
+            )
+        return min(len(request.drafts), room)
+
+    def _asking(self) -> int:
+        """Rows that prompts can use in this step, if it may hold them: drafts never take these."""
+        if not self.shape.mixed:
+            return 0
+        prompts = [r for r in self.running if not r.in_flight and not r.decoding]
+        if len(self.running) < self.shape.seqs:
+            prompts += self.waiting
+        most = self.shape.rows
+        total = 0
+        for request in prompts:
+            total += min(request.missing, self.shape.chunk)
+            if total >= most:
+                return most
+        return total
 
     def _plan_prefills(self, plan: Plan) -> None:
         for request in self.running:
@@ -243,12 +274,12 @@ class Scheduler:
     def _emit(self, plan: Plan, now: float) -> Step:
         slices = plan.slices()
         new = []
-        for request, rows, drafts in plan.entries:
+        for request, rows, _ in plan.entries:
             if not request.sent:
                 new.append(request.state())
                 request.sent = True
             if request.decoding:
-                self.stats.decode_tokens += rows + drafts
+                self.stats.decode_tokens += rows
             else:
                 self.stats.prefill_tokens += rows
             self.stats.recomputed_tokens += max(0, min(rows, request.peak_computed - request.computed))
@@ -270,12 +301,15 @@ class Scheduler:
         now = self._flying.pop(step.index) + output.elapsed_s
         if self.budget is not None:
             self.budget.model.observe(work_of(step), output.elapsed_s)
+        if self._speculator is not None and all(s.n == 1 + s.n_drafts for s in step.slices):
+            self._speculator.timed(step.n_rows, output.elapsed_s)
         for piece, out in zip(step.slices, output.slices, strict=True):
             self._land(self.requests[piece.id], piece, out, now)
         self._verify()
 
     def _land(self, request: Request, piece: Slice, out: SliceOutput, now: float) -> None:
         request.in_flight = False
+        self.stats.decode_tokens += piece.n_drafts
         event = Event(request.id, request.choice)
         if request.aborted:
             event.finish_reason = "abort"
@@ -285,6 +319,7 @@ class Scheduler:
             outcome = apply(request, piece, out)
             event.finish_reason, event.error, event.stop_id = outcome.reason, outcome.error, outcome.stop_id
             if outcome.reason != "error":
+                self._count_drafts(request, piece.n_drafts, out.accepted)
                 event.scores, event.vector, event.logits = out.scores, out.vector, out.logits
             if outcome.kept:
                 event.ids = out.ids[: outcome.kept]
@@ -298,8 +333,21 @@ class Scheduler:
             if event.ids or event.scores or event.vector or event.logits:
                 self._events.append(event)
 
+    def _count_drafts(self, request: Request, drafted: int, accepted: int) -> None:
+        if not drafted:
+            return
+        request.drafted += drafted
+        request.accepted += accepted
+        self.stats.draft_runs += 1
+        self.stats.draft_tokens += drafted
+        self.stats.accepted_tokens += accepted
+        if self._speculator is not None:
+            self._speculator.verified(request, drafted, accepted)
+
     def _finish(self, request: Request, event: Event, now: float) -> None:
         self._release(request)
+        if self._speculator is not None:
+            self._speculator.forget(request)
         reason = event.finish_reason
         assert reason is not None
         request.status, request.finish_reason = Status.FINISHED, reason

@@ -14,9 +14,12 @@ class Stats:
 
     steps: int = 0
     prefill_tokens: int = 0  # rows of slices longer than what one new token needs
-    decode_tokens: int = 0  # rows that each extend a finished prompt by one
+    decode_tokens: int = 0  # rows that each extend a finished prompt by one, and those of drafts
     recomputed_tokens: int = 0  # of both, rows that had been computed before a preemption
     output_tokens: int = 0
+    draft_runs: int = 0  # slices with drafts
+    draft_tokens: int = 0  # drafts verified; also part of decode_tokens
+    accepted_tokens: int = 0  # drafts that were right
     added: int = 0
     preemptions: int = 0
     finished: dict[str, int] = field(

@@ -17,8 +17,11 @@ from spola.core.runner import Runner, RunnerConfig
 from spola.engine.engine import Engine, Recorder
 from spola.engine.limits import Limits
 from spola.engine.metrics import Metrics
+from spola.engine.propose import NGramProposer
 from spola.engine.report import Observer
 from spola.engine.scheduler import Scheduler
+from spola.engine.speculate import Speculator
+from spola.engine.suffix import SuffixProposer
 from spola.load.model import Model, open_model
 from spola.load.resolve import ModelPath, resolve_model
 from spola.runtime.config import EngineConfig, Options, parse_kv_dtype
@@ -111,6 +114,7 @@ def load_engine(
             config.kv_groups,
             config.kv_blocks,
             budget=step_budget(opened.spec, config, machine, runner.capabilities),
+            speculator=_speculator(config.speculate),
             check=bool(flags.read("SPOLA_CHECK")),
         )
     except BaseException:
@@ -144,6 +148,8 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
             raise ModelError(
                 f"{model.path}: tensor {name} is {dtype}, which backend {options.backend} cannot take"
             )
+    if options.speculate != "off" and not caps.speculation:
+        raise ConfigError(f"speculate: backend {options.backend} cannot verify drafts; use off")
     kv_dtypes = parse_kv_dtype(options.kv_dtype)
     for dtype in kv_dtypes:
         if dtype not in caps.kv_dtypes:
@@ -192,6 +198,7 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
         max_step_tokens=step_tokens,
         fingerprint=model.fingerprint,
         itl_target_s=options.itl_target_s,
+        speculate=options.speculate,
     )
 
 
@@ -201,6 +208,12 @@ def _packed_bytes(model: Model, runner: Runner, precise: bool) -> int:
     if weight_bytes is None:
         return model.weights_bytes
     return int(weight_bytes(model.spec, model.dtypes, precise=precise))
+
+
+def _speculator(kind: str) -> Speculator | None:
+    if kind == "off":
+        return None
+    return Speculator(NGramProposer() if kind == "ngram" else SuffixProposer())
 
 
 def _runner_config(config: EngineConfig) -> RunnerConfig:

@@ -20,6 +20,7 @@ __all__ = ["EngineConfig", "Options", "parse_bytes", "parse_kv_dtype"]
 
 DEFAULT_STEP_TOKENS = 512
 MAX_THREADS = 1024
+SPECULATE = ("off", "ngram", "suffix")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -31,8 +32,8 @@ class Options:
     ``precise`` computes with 16-bit instead of 8-bit activations. ``kv_dtype`` is one type for K and V, or
     two as ``K,V``. ``itl_target_s`` bounds the prompt tokens of a step, so that running requests get their
     next token in that time; None computes as fast as it can. ``chat_template`` is the text of a template that
-    replaces the model's own. ``trace`` is a file for the timeline of steps and requests. Raises ConfigError
-    naming the field.
+    replaces the model's own. ``trace`` is a file for the timeline of steps and requests. ``speculate`` says
+    where drafts of the next tokens come from: a value of ``SPECULATE``. Raises ConfigError naming the field.
     """
 
     backend: str = "native"
@@ -46,6 +47,7 @@ class Options:
     itl_target_s: float | None = None
     trace: Path | None = None
     chat_template: str | None = None
+    speculate: str = "off"
 
     def __post_init__(self) -> None:
         limits = {"threads": MAX_THREADS, "kv_memory": 1 << 50, "max_model_len": 1 << 31}
@@ -60,6 +62,8 @@ class Options:
                 raise ConfigError(f"{name} must be between 1 and {most}, not {value}")
         if self.itl_target_s is not None and not 0 < self.itl_target_s < math.inf:
             raise ConfigError(f"itl_target must be above 0 ms, not {self.itl_target_s * 1000:g}")
+        if self.speculate not in SPECULATE:
+            raise ConfigError(f"speculate: {self.speculate!r} is none of {', '.join(SPECULATE)}")
         if self.max_step_tokens < self.max_seqs:
             raise ConfigError(
                 f"max_step_tokens ({self.max_step_tokens}) must be at least max_seqs ({self.max_seqs})"
@@ -92,6 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: int
     fingerprint: str
     itl_target_s: float | None = None
+    speculate: str = "off"
 
 
 def parse_bytes(text: str, name: str) -> int:

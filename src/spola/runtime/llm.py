@@ -30,7 +30,8 @@ class LLM:
     """A loaded model. Close it, or use it as a context manager.
 
     ``model`` is a GGUF file, a folder with one, or ``smollm2``, which is also the default. ``kv_memory`` in
-    bytes, ``max_model_len`` in tokens; None chooses by what this machine has. Raises ModelError, ConfigError
+    bytes, ``max_model_len`` in tokens; None chooses by what this machine has. ``speculate`` off, ngram or
+    suffix drafts tokens from the text so far: the same output, in fewer steps. Raises ModelError, ConfigError
     or CapacityError in one line.
     """
 
@@ -46,6 +47,7 @@ class LLM:
         kv_dtype: str = "f16",
         kv_memory: int | None = None,
         chat_template: str | None = None,
+        speculate: str = "off",
     ) -> None:
         options = Options(
             backend=backend,
@@ -56,6 +58,7 @@ class LLM:
             kv_dtype=kv_dtype,
             kv_memory=kv_memory,
             chat_template=chat_template,
+            speculate=speculate,
         )
         self._attach(build_service(None if model is None else str(model), options))
 

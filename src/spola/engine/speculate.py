@@ -1,0 +1,149 @@
+"""Speculator: how many drafts each request gets in a step, so that they pay for themselves.
+
+A step that verifies g drafts beside the row of the last known token gives 1 to g + 1 tokens. With the
+chance a that a draft is accepted it gives (1 - a^(g + 1)) / (1 - a) on average (Leviathan et al., arXiv
+2211.17192), and it takes the time of a step with g more rows. The length chosen is the one with the most
+tokens per second over the whole step, zero included: docs/speculation.md. What is guessed is a Proposer's
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from spola.engine.propose import Proposer
+from spola.engine.request import Request
+
+__all__ = ["Acceptance", "Speculator", "StepCost", "StepTimes", "best_length", "expected_tokens"]
+
+StepCost = Callable[[int], float]  # seconds of a step of that many rows
+
+MOST_DRAFTS = 16
+_FADE = 0.9  # of what is known about acceptance, per draft run verified
+_DOUBT = 0.995  # the same, per step in which nothing was drafted: a bad past is forgiven slowly
+
+
+def expected_tokens(alpha: float, drafts: int) -> float:
+    """Tokens from one verification of ``drafts`` drafts, each accepted with probability ``alpha``."""
+    if alpha >= 1.0:
+        return drafts + 1.0
+    return float((1.0 - alpha ** (drafts + 1)) / (1.0 - alpha))
+
+
+def best_length(alpha: float, most: int, cost: StepCost, *, rows: int, tokens: float) -> int:
+    """The number of drafts, 0 to ``most``, with the most tokens per second.
+
+    ``rows`` are the rows of the step besides the drafts, ``tokens`` what it gives to other requests.
+    """
+    best, highest = 0, (tokens + 1.0) / cost(rows)
+    for drafts in range(1, most + 1):
+        rate = (tokens + expected_tokens(alpha, drafts)) / cost(rows + drafts)
+        if rate > highest:
+            best, highest = drafts, rate
+    return best
+
+
+class Acceptance:
+    """How often drafts were accepted lately: a fading count, which starts as good as ``prior``."""
+
+    __slots__ = ("_hits", "_trials")
+
+    _WEIGHT = 2.0  # trials that the prior counts for
+
+    def __init__(self) -> None:
+        self._hits = 0.0
+        self._trials = 0.0
+
+    def rate(self, prior: float) -> float:
+        return (self._hits + self._WEIGHT * prior) / (self._trials + self._WEIGHT)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """One verification. Drafts behind the first refused one were not tried."""
+        self._hits = self._hits * _FADE + accepted
+        self._trials = self._trials * _FADE + min(accepted + 1, drafted)
+
+    def doubt(self) -> None:
+        """One step more without any evidence."""
+        self._hits *= _DOUBT
+        self._trials *= _DOUBT
+
+
+class StepTimes:
+    """A StepCost that learns from the decode steps that ran; ``guess`` gives its shape where none has.
+
+    Without a guess: streaming the weights, once for all rows, takes as long as computing four of them. That
+    is on the bright side, so that lengths which might pay are tried and then known.
+    """
+
+    _NEW = 0.2  # share of the newest step in a mean
+
+    def __init__(self, guess: StepCost | None = None) -> None:
+        self._guess: StepCost = guess or (lambda rows: 4.0 + rows)
+        self._known: dict[int, float] = {}
+
+    def add(self, rows: int, seconds: float) -> None:
+        if seconds <= 0.0:
+            return
+        before = self._known.get(rows)
+        self._known[rows] = seconds if before is None else before + self._NEW * (seconds - before)
+
+    def __call__(self, rows: int) -> float:
+        known = self._known.get(rows)
+        if known is not None:
+            return known
+        if not self._known:
+            return self._guess(rows)
+        near = min(self._known, key=lambda n: (abs(n - rows), n))
+        return self._known[near] * self._guess(rows) / self._guess(near)
+
+
+class Speculator:
+    """Drafts for the requests of one scheduler, from ``proposer``, at most ``most`` each.
+
+    ``cost`` gives the seconds of a step of n rows; one of type StepTimes is told of every decode step.
+    """
+
+    _PRIOR = 0.6  # acceptance expected before anything was verified
+
+    def __init__(self, proposer: Proposer, cost: StepCost | None = None, *, most: int = MOST_DRAFTS) -> None:
+        self.proposer = proposer
+        self.cost: StepCost = StepTimes() if cost is None else cost
+        self._most = most
+        self._all = Acceptance()
+        self._each: dict[int, Acceptance] = {}
+
+    def drafts(self, request: Request, *, room: int, rows: int, tokens: float) -> Sequence[int]:
+        """Guesses for ``request``, at most ``room``; ``rows`` and ``tokens`` as in ``best_length``."""
+        most = min(room, self._most)
+        if most <= 0:
+            return ()
+        record = self._each.setdefault(request.id, Acceptance())
+        alpha = record.rate(self._all.rate(self._PRIOR))
+        length = best_length(alpha, most, self.cost, rows=rows, tokens=tokens)
+        if length == 0:
+            record.doubt()
+            self._all.doubt()
+            return ()
+        guesses = self.proposer.propose(request, length)
+        for kept, token in enumerate(guesses):
+            # The end of the text needs no draft: the row before it gives it anyway.
+            if token in request.eos_ids or token in request.stop_ids:
+                return guesses[:kept]
+        return guesses
+
+    def verified(self, request: Request, drafted: int, accepted: int) -> None:
+        """What became of the drafts of one step."""
+        record = self._each.get(request.id)
+        if record is not None and drafted:
+            record.add(drafted, accepted)
+            self._all.add(drafted, accepted)
+
+    def timed(self, rows: int, seconds: float) -> None:
+        """A step of one row and drafts for each of its requests took ``seconds``."""
+        if isinstance(self.cost, StepTimes):
+            self.cost.add(rows, seconds)
+
+    def forget(self, request: Request) -> None:
+        """``request`` is finished."""
+        self._each.pop(request.id, None)
+        self.proposer.forget(request)
