@@ -70,11 +70,18 @@ int add_kv_group(Decoder& d, int layers, int heads, int k_dim, int v_dim, int wi
   return d.add_kv_group({layers, heads, k_dim, v_dim, window, type(k_f16), type(v_f16)}, blocks);
 }
 
-void embed(Decoder& d, int matrix, float scale) {
+void embed(Decoder& d, int matrix, float scale, int positions, int offset) {
   Op op;
   op.kind = OpKind::kEmbed;
   op.barrier = false;  // the prepare op that follows works on the same rows
-  op.embed = {matrix, scale};
+  op.embed = {matrix, scale, positions, offset};
+  d.append(op);
+}
+
+void residual(Decoder& d, int input, const NormTuple& norm, float multiplier) {
+  Op op;
+  op.kind = OpKind::kResidual;
+  op.residual = {buffer_of(input), norm_part(norm), multiplier};
   d.append(op);
 }
 
@@ -88,7 +95,7 @@ void prepare(Decoder& d, int input, int width, const NormTuple& norm, const std:
 void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int width, int epilogue,
             float multiplier) {
   if (parts.empty() || parts.size() > kMaxParts) throw nb::value_error("linear: 1 to 4 parts, please");
-  if (epilogue < 0 || epilogue > static_cast<int>(Epilogue::kGeluTanhMul)) {
+  if (epilogue < 0 || epilogue > static_cast<int>(Epilogue::kRelu2)) {
     throw nb::value_error("there is no such epilogue");
   }
   Op op;
@@ -105,7 +112,7 @@ void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int wid
 }
 
 void attention(Decoder& d, int group, int layer, int heads, float scale, float softcap, int rope,
-               const NormTuple& q_norm, const NormTuple& k_norm, bool norm_whole) {
+               const NormTuple& q_norm, const NormTuple& k_norm, bool norm_whole, int sinks) {
   const AttentionShape shape{group, layer, heads, scale, softcap};
   Op op;
   op.kind = OpKind::kRopeKv;
@@ -118,7 +125,7 @@ void attention(Decoder& d, int group, int layer, int heads, float scale, float s
   op = Op();
   op.kind = OpKind::kMerge;
   op.barrier = false;  // the prepare op that follows works on the same rows
-  op.merge = {shape};
+  op.merge = {shape, sinks};
   d.append(op);
 }
 
@@ -205,11 +212,12 @@ NB_MODULE(_native, m) {
       .def("add_rope", &add_rope, "frequencies"_a, "factor"_a, "interleaved"_a)
       .def("add_kv_group", &add_kv_group, nb::kw_only(), "layers"_a, "heads"_a, "k_dim"_a, "v_dim"_a,
            "window"_a, "k_f16"_a, "v_f16"_a, "blocks"_a)
-      .def("embed", &embed, "matrix"_a, "scale"_a)
+      .def("embed", &embed, "matrix"_a, "scale"_a, "positions"_a, "offset"_a)
+      .def("residual", &residual, "input"_a, "norm"_a, "multiplier"_a)
       .def("prepare", &prepare, "input"_a, "width"_a, "norm"_a, "consumers"_a)
       .def("linear", &linear, "parts"_a, "output"_a, "width"_a, "epilogue"_a, "multiplier"_a)
       .def("attention", &attention, nb::kw_only(), "group"_a, "layer"_a, "heads"_a, "scale"_a, "softcap"_a,
-           "rope"_a, "q_norm"_a, "k_norm"_a, "norm_whole"_a)
+           "rope"_a, "q_norm"_a, "k_norm"_a, "norm_whole"_a, "sinks"_a)
       .def("head", &set_head, "norm"_a, "matrix"_a, "bias"_a, "scale"_a, "softcap"_a)
       .def("finish", &Decoder::finish)
       .def("execute", &execute, "fresh"_a, "gone"_a, "copies"_a, "zero"_a, "slices"_a)

@@ -14,7 +14,7 @@ from spola.backends.reference import QuantizedReferenceRunner
 from spola.core.dtype import BY_NAME
 from spola.core.params import SamplingParams
 from spola.core.runner import Tensor
-from spola.spec.decoder import DecoderSpec, LayerNorm, NoPositions, RmsNorm
+from spola.spec.decoder import DecoderSpec, LayerNorm, LearnedPositions, NoPositions, RmsNorm
 from spola.spec.kv import kv_groups
 from spola.spec.manifest import manifest
 from support.blocks import encode
@@ -128,6 +128,8 @@ def test_contexts_of_several_segments(kv: str) -> None:
         {"positions": NoPositions()},
         {"q_norm": RmsNorm(1e-6), "k_norm": RmsNorm(1e-6, offset=0.5)},
         {"q_norm": RmsNorm(1e-6), "k_norm": RmsNorm(1e-6), "qk_norm_span": "whole"},
+        {"sinks": True},
+        {"sinks": True, "window": 40, "heads": 4, "scale": 0.125},
     ],
     ids=lambda a: "-".join(a),
 )
@@ -155,4 +157,49 @@ def test_norms_scales_and_the_head() -> None:
     head = replace(model.spec.head, scale=0.25, softcap=3.0, bias=True)
     norm = RmsNorm(1e-5, offset=1.0)
     model.spec = replace(model.spec, layers=tuple(layers), head=head, final_norm=norm, embedding_scale=2.5)
+    compare(model)
+
+
+NORM, SHIFTED = RmsNorm(1e-5), RmsNorm(1e-5, offset=0.25)
+
+
+@pytest.mark.parametrize(
+    ("layer", "whole"),
+    [
+        ({"post_attention_norm": SHIFTED, "post_mlp_norm": NORM}, {}),
+        ({"post_attention_norm": NORM, "residual_scale": 0.3}, {}),
+        ({"residual": "parallel"}, {}),
+        ({"residual": "parallel", "pre_mlp_norm": None, "residual_scale": 1.5}, {}),
+        ({"residual": "parallel", "post_attention_norm": NORM, "post_mlp_norm": NORM}, {}),
+        ({"pre_attention_norm": None, "pre_mlp_norm": None}, {"final_norm": None}),
+        ({}, {"positions": LearnedPositions(1024, offset=2)}),
+        ({}, {"embedding_norm": LayerNorm(1e-5), "positions": LearnedPositions(1024)}),
+    ],
+    ids=[
+        "sandwich",
+        "post",
+        "parallel",
+        "shared-norm",
+        "parallel-sandwich",
+        "no-norms",
+        "learned",
+        "embedding-norm",
+    ],
+)
+def test_residuals_and_positions(layer: dict, whole: dict) -> None:
+    model = Model(Tiny(seed=8))
+    layers = tuple(replace(one, **layer) for one in model.spec.layers)
+    model.spec = replace(model.spec, layers=layers, **whole)
+    compare(model)
+    compare(model, threads=3)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu", "relu2"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_activations(activation: str, gated: bool) -> None:
+    model = Model(Tiny(seed=9, layers=1))
+    layers = tuple(
+        replace(x, mlp=replace(x.mlp, activation=activation, gated=gated)) for x in model.spec.layers
+    )
+    model.spec = replace(model.spec, layers=layers)
     compare(model)

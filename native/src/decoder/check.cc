@@ -101,7 +101,6 @@ void Decoder::check_norm(const NormPart& norm, int width, const char* what) cons
 
 void Decoder::check_linear(const LinearOp& op) const {
   if (op.parts < 1 || op.parts > kMaxParts) refuse("linear: wrong number of parts");
-  const bool gated = op.epilogue == Epilogue::kSiluMul || op.epilogue == Epilogue::kGeluTanhMul;
   const Matrix& first = model_.matrix(op.part[0].matrix);
   for (int p = 0; p < op.parts; ++p) {
     const Matrix& m = model_.matrix(op.part[p].matrix);
@@ -112,7 +111,8 @@ void Decoder::check_linear(const LinearOp& op) const {
       refuse("linear: the bias has another size than its matrix");
     }
   }
-  if (gated && (op.parts != 2 || model_.matrix(op.part[1].matrix).rows != first.rows)) {
+  if (is_activation(op.epilogue) &&
+      (op.parts > 2 || (op.parts == 2 && model_.matrix(op.part[1].matrix).rows != first.rows))) {
     refuse("linear: gate and up must have equal shapes");
   }
   if (op.output == Buffer::kNone || op.output == Buffer::kLogits) refuse("linear: wrong output buffer");
@@ -132,6 +132,13 @@ void Decoder::check_op(const Op& op) const {
       const Matrix& m = model_.matrix(op.embed.matrix);
       if (m.rows != config_.vocab || m.cols != config_.hidden)
         refuse("embedding: another shape than vocab x hidden");
+      if (op.embed.positions == kNoId) return;
+      const Matrix& table = model_.matrix(op.embed.positions);
+      if (table.cols != config_.hidden || op.embed.offset < 0 ||
+          table.rows < config_.max_model_len + op.embed.offset) {
+        refuse("positions: the table is too small for max_model_len " +
+               std::to_string(config_.max_model_len));
+      }
       return;
     }
     case OpKind::kPrepare: return check_norm(op.prepare.norm, op.prepare.width, "prepare");
@@ -148,7 +155,18 @@ void Decoder::check_op(const Op& op) const {
       return;
     }
     case OpKind::kAttention: return attention(op.attention.shape);
-    case OpKind::kMerge: return attention(op.merge.shape);
+    case OpKind::kMerge:
+      attention(op.merge.shape);
+      if (op.merge.sinks != kNoId && model_.vector(op.merge.sinks).size != op.merge.shape.heads) {
+        refuse("attention: one sink per head, please");
+      }
+      return;
+    case OpKind::kResidual: {
+      const bool in_place = op.residual.input == Buffer::kResidual;
+      if (!in_place && op.residual.input != Buffer::kBranch) refuse("residual: wrong input buffer");
+      if (in_place && op.residual.norm.kind == NormKind::kNone) refuse("residual: a norm is missing");
+      return check_norm(op.residual.norm, config_.hidden, "residual");
+    }
   }
 }
 

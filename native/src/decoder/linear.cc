@@ -61,14 +61,26 @@ void plain_tile(const LinearOp& op, const OpContext& c, int index, int row, int 
   }
 }
 
-void gated_tile(const LinearOp& op, const OpContext& c, int tile, int row, int rows) {
+void activate(Epilogue epilogue, const Kernels& kernels, float* gate, const float* up, int n) {
+  if (epilogue == Epilogue::kSilu) return kernels.silu_mul(gate, up, n, gate);
+  if (epilogue == Epilogue::kGeluTanh) return kernels.gelu_tanh_mul(gate, up, n, gate);
+  for (int i = 0; i < n; ++i) {
+    const float x = gate[i] <= 0.0f ? 0.0f : gate[i];  // a NaN stays one
+    gate[i] = (epilogue == Epilogue::kRelu2 ? x * x : x) * up[i];
+  }
+}
+
+void activated_tile(const LinearOp& op, const OpContext& c, int tile, int row, int rows) {
   alignas(kCacheLine) float gate[kMaxRows * kTileRows];
   alignas(kCacheLine) float up[kMaxRows * kTileRows];
   const Matrix& m = c.model->matrix(op.part[0].matrix);
   product(c, op.part[0], op.width, tile, row, rows, gate);
-  product(c, op.part[1], op.width, tile, row, rows, up);
-  const auto combine = op.epilogue == Epilogue::kSiluMul ? c.kernels->silu_mul : c.kernels->gelu_tanh_mul;
-  combine(gate, up, rows * kTileRows, gate);
+  if (op.parts == 2) {
+    product(c, op.part[1], op.width, tile, row, rows, up);
+  } else {
+    std::fill(up, up + rows * kTileRows, 1.0f);
+  }
+  activate(op.epilogue, *c.kernels, gate, up, rows * kTileRows);
   const int column = tile * kTileRows;
   const int n = std::min(kTileRows, m.rows - column);
   for (int r = 0; r < rows; ++r) {
@@ -96,9 +108,9 @@ bool finish_logits(const HeadOp& head, const Kernels& kernels, int n, float* y) 
 }  // namespace
 
 void run_linear(const LinearOp& op, const OpContext& c, int worker) {
-  const bool gated = op.epilogue == Epilogue::kSiluMul || op.epilogue == Epilogue::kGeluTanhMul;
+  const bool activation = is_activation(op.epilogue);
   int tiles = 0;
-  for (int p = 0; p < (gated ? 1 : op.parts); ++p) tiles += c.model->matrix(op.part[p].matrix).tiles;
+  for (int p = 0; p < (activation ? 1 : op.parts); ++p) tiles += c.model->matrix(op.part[p].matrix).tiles;
   const Range range = share(tiles, worker, c.pool->size());
   const int most = c.kernels->rows;
   const int pass = rows_per_pass(c.activations.k, most);
@@ -107,7 +119,7 @@ void run_linear(const LinearOp& op, const OpContext& c, int worker) {
     for (int t = range.begin; t < range.end; ++t) {
       for (int row = begin, rows = 0; row < end; row += rows) {
         rows = rows_of_call(end - row, most);
-        gated ? gated_tile(op, c, t, row, rows) : plain_tile(op, c, t, row, rows);
+        activation ? activated_tile(op, c, t, row, rows) : plain_tile(op, c, t, row, rows);
       }
     }
   }

@@ -25,12 +25,39 @@ void embed(const EmbedOp& op, const OpContext& c, int worker) {
     if (op.scale != 1.0f) {
       for (int i = 0; i < m.cols; ++i) x[i] *= op.scale;
     }
+    if (op.positions == kNoId) continue;
+    const Matrix& table = c.model->matrix(op.positions);
+    float* row = c.work->scratch(worker);
+    decode_row(table.scheme, table.data, c.rows->position[r] + op.offset, m.cols, row);
+    for (int i = 0; i < m.cols; ++i) x[i] += row[i];
   }
 }
 
 void prepare(const PrepareOp& op, const OpContext& c, int worker) {
   const Range range = share(c.rows->count, worker, c.pool->size());
   prepare_rows(c, op.norm, c.work->buffer(op.input), op.width, op.formats, range.begin, range.end, nullptr);
+  c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
+}
+
+void residual(const ResidualOp& op, const OpContext& c, int worker) {
+  const int n = c.work->width(Buffer::kResidual);
+  float* scratch = c.work->scratch(worker);
+  const Range range = share(c.rows->count, worker, c.pool->size());
+  for (int r = range.begin; r < range.end; ++r) {
+    float* x = c.work->buffer(Buffer::kResidual) + static_cast<size_t>(r) * n;
+    const float* y = c.work->buffer(op.input) + static_cast<size_t>(r) * n;
+    if (op.norm.kind != NormKind::kNone) {
+      apply_norm(*c.kernels, *c.model, op.norm, y, n, scratch, nullptr);
+      y = scratch;
+    }
+    if (op.input == Buffer::kResidual) {
+      std::memcpy(x, y, static_cast<size_t>(n) * sizeof(float));
+    } else if (op.multiplier == 1.0f) {
+      for (int i = 0; i < n; ++i) x[i] += y[i];
+    } else {
+      for (int i = 0; i < n; ++i) x[i] += op.multiplier * y[i];
+    }
+  }
   c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
 }
 
@@ -159,6 +186,7 @@ void merge(const MergeOp& op, const OpContext& c, int worker) {
   const AttentionPlan& plan = c.rows->attention[op.shape.group];
   const size_t head = static_cast<size_t>(g.v_dim) + 2;
   const size_t record = head * static_cast<size_t>(op.shape.heads);
+  float* sink = op.sinks == kNoId ? nullptr : c.work->scratch(worker);
   const Range range = share(c.rows->count, worker, c.pool->size());
   for (int r = range.begin; r < range.end; ++r) {
     float* first = c.work->partials() + plan.record[r] * record;
@@ -166,6 +194,12 @@ void merge(const MergeOp& op, const OpContext& c, int worker) {
     for (int h = 0; h < op.shape.heads; ++h) {
       float* into = first + h * head;
       for (int p = 1; p < plan.parts[r]; ++p) c.kernels->attention_merge(into + p * record, g.v_dim, into);
+      if (sink) {
+        sink[0] = c.model->vector(op.sinks).data[h];
+        sink[1] = 1.0f;
+        std::fill(sink + 2, sink + 2 + g.v_dim, 0.0f);
+        c.kernels->attention_merge(sink, g.v_dim, into);
+      }
       const float inverse = 1.0f / into[1];
       for (int d = 0; d < g.v_dim; ++d) out[h * g.v_dim + d] = into[2 + d] * inverse;
     }
@@ -230,6 +264,7 @@ void run_op(const Op& op, OpContext& c, int worker) {
     case OpKind::kRopeKv: return rope_kv(op.rope_kv, c, worker);
     case OpKind::kAttention: return attention(op.attention, c, worker);
     case OpKind::kMerge: return merge(op.merge, c, worker);
+    case OpKind::kResidual: return residual(op.residual, c, worker);
   }
 }
 

@@ -8,10 +8,23 @@
 
 namespace spola {
 
-enum class Buffer : int32_t { kNone = -1, kResidual = 0, kQkv, kAttention, kHidden, kDelta, kLogits, kCount };
+enum class Buffer : int32_t {
+  kNone = -1,
+  kResidual = 0,
+  kQkv,
+  kAttention,
+  kHidden,
+  kBranch,  // what goes to the residual stream through a norm, or later
+  kDelta,
+  kLogits,
+  kCount
+};
 
 enum class NormKind : int32_t { kNone = 0, kRms, kLayer };
-enum class Epilogue : int32_t { kStore = 0, kAdd, kSiluMul, kGeluTanhMul };
+// From kSilu on an activation: of the only part, or of part 0 (the gate) times part 1 (the up projection).
+enum class Epilogue : int32_t { kStore = 0, kAdd, kSilu, kGeluTanh, kRelu, kRelu2 };
+
+constexpr bool is_activation(Epilogue e) { return e >= Epilogue::kSilu; }
 
 constexpr int kNoId = -1;
 
@@ -23,10 +36,19 @@ struct NormPart {
   float eps = 0.0f;
 };
 
-// residual = embedding row * scale
+// residual = embedding row * scale, plus the row of a table of learned positions, if there is one
 struct EmbedOp {
   int32_t matrix = kNoId;
   float scale = 1.0f;
+  int32_t positions = kNoId;
+  int32_t offset = 0;  // of the first position in that table
+};
+
+// residual = norm(residual), or residual += multiplier * norm(input)
+struct ResidualOp {
+  Buffer input = Buffer::kResidual;
+  NormPart norm;
+  float multiplier = 1.0f;
 };
 
 // activations = norm(input), in every format of `formats` (bits by ActFormat)
@@ -47,7 +69,7 @@ struct LinearPart {
 
 constexpr int kMaxParts = 4;
 
-// output (op)= parts of activations. For the gated epilogues part 0 is the gate, part 1 the up projection.
+// output (op)= parts of activations.
 struct LinearOp {
   LinearPart part[kMaxParts];
   int32_t parts = 0;
@@ -81,9 +103,10 @@ struct AttentionOp {
 // Merges the partials of every row into the attention buffer.
 struct MergeOp {
   AttentionShape shape;
+  int32_t sinks = kNoId;  // one logit per head that joins the denominator
 };
 
-enum class OpKind : int32_t { kEmbed = 0, kPrepare, kLinear, kRopeKv, kAttention, kMerge };
+enum class OpKind : int32_t { kEmbed = 0, kPrepare, kLinear, kRopeKv, kAttention, kMerge, kResidual };
 
 struct Op {
   OpKind kind = OpKind::kEmbed;
@@ -95,6 +118,7 @@ struct Op {
     RopeKvOp rope_kv;
     AttentionOp attention;
     MergeOp merge;
+    ResidualOp residual;
   };
   Op() : embed() {}
 };

@@ -49,7 +49,7 @@ void Workspace::lay_out(const Program& program, const std::vector<KvShape>& kv, 
       scratch = std::max(scratch, kQueryRows * (op.merge.shape.heads / g.heads) * (g.v_dim + 2));
     }
   }
-  scratch = std::max(scratch, widths_[static_cast<size_t>(Buffer::kQkv)]);
+  scratch = std::max({scratch, widths_[static_cast<size_t>(Buffer::kQkv)], shape_.hidden});
   scratch_floats_ = round_up(static_cast<size_t>(scratch), kCacheLine);
 
   const size_t rows = static_cast<size_t>(shape_.rows);

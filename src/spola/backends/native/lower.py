@@ -20,6 +20,7 @@ from spola.spec.decoder import (
     DenseMlp,
     Layer,
     LayerNorm,
+    LearnedPositions,
     NoPositions,
     Norm,
     RmsNorm,
@@ -30,13 +31,14 @@ from spola.spec.rope import factors_tensor, inverse_frequencies
 __all__ = ["Tensors", "check", "lower", "norm_offsets"]
 
 # program.h: Buffer, NormKind, Epilogue, kNoId
-_RESIDUAL, _QKV, _ATTENTION, _HIDDEN = 0, 1, 2, 3
+_RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH = 0, 1, 2, 3, 4
 _NO_NORM, _RMS, _LAYER = 0, 1, 2
 _STORE, _ADD = 0, 1
-_GATED = {"silu": 2, "gelu_tanh": 3}
+_ACTIVATIONS = {"silu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
 _NONE = -1
 
 _NormRecord = tuple[int, int, int, float]
+_Part = tuple[int, int, int]  # matrix, bias, first column
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,6 @@ class Tensors:
 
 def check(spec: DecoderSpec) -> None:
     """Raises ModelError naming the first part of ``spec`` that the native backend does not have yet."""
-    if spec.embedding_norm is not None:
-        raise ModelError("the native backend does not have embedding norms yet")
-    if not isinstance(spec.positions, NoPositions):
-        raise ModelError(f"the native backend does not have {type(spec.positions).__name__} yet")
     for index, layer in enumerate(spec.layers):
         missing = _missing(layer)
         if missing:
@@ -62,38 +60,31 @@ def check(spec: DecoderSpec) -> None:
 
 def _missing(layer: Layer) -> str | None:
     match layer.attention:
-        case Attention(positions=Rope() | NoPositions(), sinks=False):
+        case Attention(positions=Rope() | NoPositions()):
             pass
-        case Attention(sinks=True):
-            return "attention sinks"
         case Attention(positions=positions):
             return type(positions).__name__
         case other:
             return type(other).__name__
     match layer.mlp:
-        case DenseMlp(gated=True, clamp=None, activation="silu" | "gelu_tanh"):
-            pass
-        case DenseMlp(gated=False):
-            return "an MLP without gate"
+        case DenseMlp(clamp=None, activation="silu" | "gelu_tanh" | "relu" | "relu2"):
+            return None
         case DenseMlp(clamp=float()):
             return "a clamped activation"
         case DenseMlp(activation=activation):
             return f"the activation {activation}"
         case other_mlp:
             return type(other_mlp).__name__
-    if layer.residual != "serial":
-        return "parallel residuals"
-    if layer.post_attention_norm is not None or layer.post_mlp_norm is not None:
-        return "norms after attention or MLP"
-    return None
 
 
 def norm_offsets(spec: DecoderSpec) -> dict[str, float]:
     """What is added to norm weights when they are loaded, by canonical name, where it is not 0."""
-    norms: dict[str, Norm | None] = {"final_norm": spec.final_norm}
+    norms = {"final_norm": spec.final_norm, "embedding_norm": spec.embedding_norm}
     for index, layer in enumerate(spec.layers):
         norms[f"layers.{index}.pre_attention_norm"] = layer.pre_attention_norm
+        norms[f"layers.{index}.post_attention_norm"] = layer.post_attention_norm
         norms[f"layers.{index}.pre_mlp_norm"] = layer.pre_mlp_norm
+        norms[f"layers.{index}.post_mlp_norm"] = layer.post_mlp_norm
         if isinstance(layer.attention, Attention):
             norms[f"layers.{index}.attention.q_norm"] = layer.attention.q_norm
             norms[f"layers.{index}.attention.k_norm"] = layer.attention.k_norm
@@ -110,7 +101,7 @@ def lower(spec: DecoderSpec, config: RunnerConfig, decoder: _native.Decoder, ten
     Raises ModelError when a KV group of ``config`` does not hold what a layer needs.
     """
     program = _Program(spec, config, decoder, tensors)
-    decoder.embed(tensors.matrices["embedding.weight"], spec.embedding_scale)
+    program.embed()
     for index, layer in enumerate(spec.layers):
         program.attention(layer, index)
         program.mlp(layer, index)
@@ -149,6 +140,15 @@ class _Program:
                 b = vectors[f"{name}.bias"] if bias else self._constant(0.0, width)
                 return (_LAYER, w, b, eps)
 
+    def embed(self) -> None:
+        spec, table, offset = self.spec, _NONE, 0
+        if isinstance(spec.positions, LearnedPositions):
+            table, offset = self.tensors.matrices["positions.weight"], spec.positions.offset
+        self.decoder.embed(self.tensors.matrices["embedding.weight"], spec.embedding_scale, table, offset)
+        if spec.embedding_norm is not None:
+            norm = self.norm(spec.embedding_norm, "embedding_norm", spec.hidden)
+            self.decoder.residual(_RESIDUAL, norm, 1.0)
+
     def _constant(self, value: float, width: int) -> int:
         if (value, width) not in self.constants:
             data = array("f", [value]) * width
@@ -167,7 +167,7 @@ class _Program:
             self.ropes[positions] = self.decoder.add_rope(frequencies, factor, interleaved)
         return self.ropes[positions]
 
-    def _parts(self, prefix: str, rows: Mapping[str, int], bias: bool) -> list[tuple[int, int, int]]:
+    def _parts(self, prefix: str, rows: Mapping[str, int], bias: bool) -> list[_Part]:
         """Matrices that share an input, their outputs side by side: (matrix, bias, first column)."""
         parts, column = [], 0
         for name, n in rows.items():
@@ -187,10 +187,9 @@ class _Program:
             "attention.v": a.kv_heads * a.v_dim,
         }
         qkv = self._parts(prefix, rows, a.qkv_bias)
-        pre = self.norm(layer.pre_attention_norm, f"{prefix}pre_attention_norm", hidden)
-        whole = a.qk_norm_span == "whole"
-        self.decoder.prepare(_RESIDUAL, hidden, pre, [part[0] for part in qkv])
+        self._prepare(layer.pre_attention_norm, f"{prefix}pre_attention_norm", qkv)
         self.decoder.linear(qkv, _QKV, sum(rows.values()), _STORE, 1.0)
+        whole = a.qk_norm_span == "whole"
         self.decoder.attention(
             group=group,
             layer=position,
@@ -201,29 +200,56 @@ class _Program:
             q_norm=self.norm(a.q_norm, f"{prefix}attention.q_norm", a.k_dim * (a.heads if whole else 1)),
             k_norm=self.norm(a.k_norm, f"{prefix}attention.k_norm", a.k_dim * (a.kv_heads if whole else 1)),
             norm_whole=whole,
+            sinks=self.tensors.vectors[f"{prefix}attention.sinks"] if a.sinks else _NONE,
         )
         out = self._parts(prefix, {"attention.o": hidden}, a.out_bias)
-        self._into_residual(_ATTENTION, a.heads * a.v_dim, out, layer.residual_scale)
+        if layer.residual == "parallel":  # the MLP still needs the residual stream as it was
+            self._linear(_ATTENTION, a.heads * a.v_dim, out, _BRANCH, 1.0)
+        else:
+            self._close(
+                _ATTENTION,
+                a.heads * a.v_dim,
+                out,
+                layer,
+                layer.post_attention_norm,
+                f"{prefix}post_attention_norm",
+            )
 
     def mlp(self, layer: Layer, index: int) -> None:
         m = layer.mlp
         assert isinstance(m, DenseMlp)
         prefix, hidden = f"layers.{index}.", self.spec.hidden
-        gate_up = [
-            (matrix, bias, 0) for matrix, bias, _ in self._parts(prefix, {"mlp.gate": 0, "mlp.up": 0}, m.bias)
-        ]
-        pre = self.norm(layer.pre_mlp_norm, f"{prefix}pre_mlp_norm", hidden)
-        self.decoder.prepare(_RESIDUAL, hidden, pre, [part[0] for part in gate_up])
-        self.decoder.linear(gate_up, _HIDDEN, m.ff, _GATED[m.activation], 1.0)
-        self._into_residual(
-            _HIDDEN, m.ff, self._parts(prefix, {"mlp.down": hidden}, m.bias), layer.residual_scale
-        )
+        names = {"mlp.gate": 0, "mlp.up": 0} if m.gated else {"mlp.up": 0}
+        inner = [(matrix, bias, 0) for matrix, bias, _ in self._parts(prefix, names, m.bias)]
+        if layer.residual == "parallel" and layer.pre_mlp_norm is None:
+            self._prepare(layer.pre_attention_norm, f"{prefix}pre_attention_norm", inner)
+        else:
+            self._prepare(layer.pre_mlp_norm, f"{prefix}pre_mlp_norm", inner)
+        self.decoder.linear(inner, _HIDDEN, m.ff, _ACTIVATIONS[m.activation], 1.0)
+        if layer.residual == "parallel":
+            norm = self.norm(layer.post_attention_norm, f"{prefix}post_attention_norm", hidden)
+            self.decoder.residual(_BRANCH, norm, layer.residual_scale)
+        down = self._parts(prefix, {"mlp.down": hidden}, m.bias)
+        self._close(_HIDDEN, m.ff, down, layer, layer.post_mlp_norm, f"{prefix}post_mlp_norm")
 
-    def _into_residual(
-        self, source: int, width: int, parts: list[tuple[int, int, int]], scale: float
+    def _prepare(self, norm: Norm | None, name: str, parts: list[_Part]) -> None:
+        hidden = self.spec.hidden
+        self.decoder.prepare(_RESIDUAL, hidden, self.norm(norm, name, hidden), [part[0] for part in parts])
+
+    def _close(
+        self, source: int, width: int, parts: list[_Part], layer: Layer, norm: Norm | None, name: str
     ) -> None:
+        """The end of a branch: into the residual stream, through a norm if there is one."""
+        if norm is None:
+            self._linear(source, width, parts, _RESIDUAL, layer.residual_scale)
+            return
+        self._linear(source, width, parts, _BRANCH, 1.0)
+        self.decoder.residual(_BRANCH, self.norm(norm, name, self.spec.hidden), layer.residual_scale)
+
+    def _linear(self, source: int, width: int, parts: list[_Part], target: int, scale: float) -> None:
         self.decoder.prepare(source, width, (_NO_NORM, _NONE, _NONE, 0.0), [part[0] for part in parts])
-        self.decoder.linear(parts, _RESIDUAL, self.spec.hidden, _ADD, scale)
+        epilogue = _ADD if target == _RESIDUAL else _STORE
+        self.decoder.linear(parts, target, self.spec.hidden, epilogue, scale)
 
 
 def _kv_position(groups: tuple[KvGroup, ...], a: Attention, index: int) -> tuple[int, int]:

@@ -31,7 +31,7 @@ __all__ = ["NativeRunner"]
 
 _WANTS: dict[Want, int] = {"sample": 0, "score": 1, "embed_last": 2, "embed_mean": 3, "logits": 4}
 _TILE_ROWS = 16
-_MATRIX_ROLES = ("embedding", "linear", "head")
+_MATRIX_ROLES = ("embedding", "positions", "linear", "head")
 
 
 class NativeRunner:
@@ -77,6 +77,8 @@ class NativeRunner:
             _add_group(decoder, group, blocks)
         try:
             decoder.finish()
+        except ValueError as error:
+            raise ModelError(str(error)) from None
         except MemoryError:
             raise CapacityError(
                 f"no memory for the working buffers of {config.max_step_tokens} tokens; lower max_step_tokens"
