@@ -11,9 +11,9 @@ struct Group {
   int64_t cost;  // blocks to visit, for one KV head
 };
 
-// Rows whose positions lie in one aligned run of kQueryRows, and whose windows begin in the same block: every
+// Rows whose positions lie in one aligned run of `run`, and whose windows begin in the same block: every
 // row of a group then has a valid position in every block that the group visits.
-std::vector<Group> row_groups(const std::vector<SliceIn>& slices, const KvShape& shape) {
+std::vector<Group> row_groups(const std::vector<SliceIn>& slices, const KvShape& shape, int run) {
   std::vector<Group> groups;
   int row = 0;
   for (size_t s = 0; s < slices.size(); ++s) {
@@ -21,7 +21,7 @@ std::vector<Group> row_groups(const std::vector<SliceIn>& slices, const KvShape&
       const int position = slices[s].start + i;
       const int block = first_visible(shape, position) / kBlock;
       int rows = 1;
-      while (i + rows < slices[s].n && (position + rows) % kQueryRows != 0 &&
+      while (i + rows < slices[s].n && (position + rows) % run != 0 &&
              first_visible(shape, position + rows) / kBlock == block) {
         ++rows;
       }
@@ -34,6 +34,15 @@ std::vector<Group> row_groups(const std::vector<SliceIn>& slices, const KvShape&
     }
   }
   return groups;
+}
+
+// Long runs read K and V less often; short ones leave enough items to share out evenly.
+int run_length(const std::vector<SliceIn>& slices, const KvShape& shape, int workers) {
+  int64_t rows = 0;
+  for (const SliceIn& s : slices) rows += s.n;
+  int run = kQueryRows;
+  while (workers > 1 && run > 4 && rows * shape.heads < int64_t{4} * workers * run) run /= 2;
+  return run;
 }
 
 void share_by_cost(const std::vector<int64_t>& cost, int workers, std::vector<int>* begin) {
@@ -54,7 +63,7 @@ void share_by_cost(const std::vector<int64_t>& cost, int workers, std::vector<in
 
 void plan_attention(const std::vector<SliceIn>& slices, const KvShape& shape, int workers, int spare_records,
                     AttentionPlan* plan) {
-  const std::vector<Group> groups = row_groups(slices, shape);
+  const std::vector<Group> groups = row_groups(slices, shape, run_length(slices, shape, workers));
   int64_t total = 0;
   for (const Group& g : groups) total += g.cost * shape.heads;
   plan->items.clear();

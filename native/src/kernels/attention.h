@@ -29,17 +29,19 @@ struct AttentionArgs {
   int first_block = 0;                       // index of blocks[0] within the segment
   const uint8_t* k[kSegment / kBlock] = {};  // [k_dim][32] of each block
   const uint8_t* v[kSegment / kBlock] = {};  // [32][v_dim] of each block
-  int low[kQueryRows] = {};                    // first valid position of the row
-  int high[kQueryRows] = {};                   // one past the last valid position of the row
+  int low[kQueryRows] = {};                  // first valid position of the row
+  int high[kQueryRows] = {};                 // one past the last valid position of the row
   float* out = nullptr;   // row r, head g at out + r * out_stride + g * (v_dim + 2): m, l, o[v_dim]
   size_t out_stride = 0;  // floats
 };
 
 void attention_segment_scalar(const AttentionArgs& args);
-void attention_segment_avx2(const AttentionArgs& args);  // defined only where AVX2 is compiled in
+void attention_segment_avx2(const AttentionArgs& args);  // these only where x86 is compiled for
+void attention_segment_avx512vnni(const AttentionArgs& args);
 
 // Merges the partial `part` (m, l, o[v_dim]) of a later segment into `into`, of one head.
 void attention_merge_scalar(const float* part, int v_dim, float* into);
 void attention_merge_avx2(const float* part, int v_dim, float* into);
+void attention_merge_avx512vnni(const float* part, int v_dim, float* into);
 
 }  // namespace spola

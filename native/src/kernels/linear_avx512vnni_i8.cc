@@ -24,8 +24,8 @@ SPOLA_INLINE void dot2_rows(__m512i (&sum)[MR], __m512i w, const RowsA16<MR>& ro
   for (int r = 0; r < MR; ++r) dot2(sum[r], w, rows.codes(r, at));
 }
 
-// Codes in natural order are first put in the order 0, 2, 1, 3 of i8s records: the even and the odd bytes of a
-// dword, sign-extended, are then pairs of neighbours.
+// Codes in natural order are first put in the order 0, 2, 1, 3 of i8s records: the even and the odd bytes of
+// a dword, sign-extended, are then pairs of neighbours.
 template <bool Natural>
 SPOLA_INLINE __m512i load_codes(const uint8_t* p) {
   const __m512i w = load512(p);

@@ -1,7 +1,7 @@
 // 4-bit weights times A8 activations with vpdpbusd: Q4_0, Q4_1, Q4_K.
 //
-// Codes stay unsigned and sums are exact in int32 (32 * 15 * 127). A zero point of 8 is where the integer sums
-// start: -8 times the sum of the activations.
+// Codes stay unsigned and sums are exact in int32 (32 * 15 * 127). A zero point of 8 is where the integer
+// sums start: -8 times the sum of the activations.
 #include "kernels/simd_avx512vnni.h"
 #include "kernels/variants.h"
 

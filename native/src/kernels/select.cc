@@ -12,43 +12,43 @@ namespace spola {
 namespace {
 
 // Fill a Kernels from the namespace of one instruction set.
-#define SPOLA_FILL_TILES(table, isa_name)                                 \
-  const auto tile_at = [&](Scheme s, ActFormat f) -> TileKernel& {        \
-    return table.tile[static_cast<int>(s)][static_cast<int>(f)];          \
-  };                                                                      \
-  tile_at(Scheme::kF32, ActFormat::kF32) = isa_name::tile_f32;            \
-  tile_at(Scheme::kF16, ActFormat::kF32) = isa_name::tile_f16;            \
-  tile_at(Scheme::kBF16, ActFormat::kF32) = isa_name::tile_bf16;          \
-  tile_at(Scheme::kU4S, ActFormat::kA8) = isa_name::tile_u4s_a8;          \
-  tile_at(Scheme::kU4SM, ActFormat::kA8) = isa_name::tile_u4sm_a8;        \
-  tile_at(Scheme::kU5S, ActFormat::kA8) = isa_name::tile_u5s_a8;          \
-  tile_at(Scheme::kU5SM, ActFormat::kA8) = isa_name::tile_u5sm_a8;        \
-  tile_at(Scheme::kI8S, ActFormat::kA16) = isa_name::tile_i8s_a16;        \
-  tile_at(Scheme::kU4K, ActFormat::kA8) = isa_name::tile_u4k_a8;          \
-  tile_at(Scheme::kU5K, ActFormat::kA8) = isa_name::tile_u5k_a8;          \
-  tile_at(Scheme::kU6K, ActFormat::kA8) = isa_name::tile_u6k_a8;          \
-  tile_at(Scheme::kI8G16, ActFormat::kA8) = isa_name::tile_i8g16_a8;      \
-  tile_at(Scheme::kI8G16M, ActFormat::kA8) = isa_name::tile_i8g16m_a8;    \
-  tile_at(Scheme::kI8G32, ActFormat::kA8) = isa_name::tile_i8g32_a8;      \
-  tile_at(Scheme::kI8G32M, ActFormat::kA8) = isa_name::tile_i8g32m_a8;    \
-  tile_at(Scheme::kI8G16, ActFormat::kA16) = isa_name::tile_i8g16_a16;    \
-  tile_at(Scheme::kI8G16M, ActFormat::kA16) = isa_name::tile_i8g16m_a16;  \
-  tile_at(Scheme::kI8G32, ActFormat::kA16) = isa_name::tile_i8g32_a16;    \
+#define SPOLA_FILL_TILES(table, isa_name)                                \
+  const auto tile_at = [&](Scheme s, ActFormat f) -> TileKernel& {       \
+    return table.tile[static_cast<int>(s)][static_cast<int>(f)];         \
+  };                                                                     \
+  tile_at(Scheme::kF32, ActFormat::kF32) = isa_name::tile_f32;           \
+  tile_at(Scheme::kF16, ActFormat::kF32) = isa_name::tile_f16;           \
+  tile_at(Scheme::kBF16, ActFormat::kF32) = isa_name::tile_bf16;         \
+  tile_at(Scheme::kU4S, ActFormat::kA8) = isa_name::tile_u4s_a8;         \
+  tile_at(Scheme::kU4SM, ActFormat::kA8) = isa_name::tile_u4sm_a8;       \
+  tile_at(Scheme::kU5S, ActFormat::kA8) = isa_name::tile_u5s_a8;         \
+  tile_at(Scheme::kU5SM, ActFormat::kA8) = isa_name::tile_u5sm_a8;       \
+  tile_at(Scheme::kI8S, ActFormat::kA16) = isa_name::tile_i8s_a16;       \
+  tile_at(Scheme::kU4K, ActFormat::kA8) = isa_name::tile_u4k_a8;         \
+  tile_at(Scheme::kU5K, ActFormat::kA8) = isa_name::tile_u5k_a8;         \
+  tile_at(Scheme::kU6K, ActFormat::kA8) = isa_name::tile_u6k_a8;         \
+  tile_at(Scheme::kI8G16, ActFormat::kA8) = isa_name::tile_i8g16_a8;     \
+  tile_at(Scheme::kI8G16M, ActFormat::kA8) = isa_name::tile_i8g16m_a8;   \
+  tile_at(Scheme::kI8G32, ActFormat::kA8) = isa_name::tile_i8g32_a8;     \
+  tile_at(Scheme::kI8G32M, ActFormat::kA8) = isa_name::tile_i8g32m_a8;   \
+  tile_at(Scheme::kI8G16, ActFormat::kA16) = isa_name::tile_i8g16_a16;   \
+  tile_at(Scheme::kI8G16M, ActFormat::kA16) = isa_name::tile_i8g16m_a16; \
+  tile_at(Scheme::kI8G32, ActFormat::kA16) = isa_name::tile_i8g32_a16;   \
   tile_at(Scheme::kI8G32M, ActFormat::kA16) = isa_name::tile_i8g32m_a16
 
-#define SPOLA_FILL_ROWS(table, isa_name)                   \
-  table.quantize_a8 = isa_name::quantize_a8;               \
-  table.quantize_a16 = isa_name::quantize_a16;             \
-  table.rms_norm = isa_name::rms_norm;                     \
-  table.layer_norm = isa_name::layer_norm;                 \
-  table.silu_mul = isa_name::silu_mul;                     \
-  table.gelu_tanh_mul = isa_name::gelu_tanh_mul;           \
-  table.f32_to_f16 = isa_name::f32_to_f16;                 \
-  table.exp_many = isa_name::exp_many;                     \
-  table.attention_segment = attention_segment_##isa_name;  \
-  table.attention_merge = attention_merge_##isa_name;      \
-  table.rope = rope_##isa_name;                            \
-  table.max_many = isa_name::max_many;                     \
+#define SPOLA_FILL_ROWS(table, isa_name)                  \
+  table.quantize_a8 = isa_name::quantize_a8;              \
+  table.quantize_a16 = isa_name::quantize_a16;            \
+  table.rms_norm = isa_name::rms_norm;                    \
+  table.layer_norm = isa_name::layer_norm;                \
+  table.silu_mul = isa_name::silu_mul;                    \
+  table.gelu_tanh_mul = isa_name::gelu_tanh_mul;          \
+  table.f32_to_f16 = isa_name::f32_to_f16;                \
+  table.exp_many = isa_name::exp_many;                    \
+  table.attention_segment = attention_segment_##isa_name; \
+  table.attention_merge = attention_merge_##isa_name;     \
+  table.rope = rope_##isa_name;                           \
+  table.max_many = isa_name::max_many;                    \
   table.sum_exp16 = isa_name::sum_exp16
 
 Kernels make_scalar() {
@@ -75,6 +75,13 @@ Kernels make_avx512vnni() {
   table.isa = "avx512vnni";
   table.rows = 12;
   SPOLA_FILL_TILES(table, avx512vnni);
+  table.silu_mul = avx512vnni::silu_mul;
+  table.gelu_tanh_mul = avx512vnni::gelu_tanh_mul;
+  table.exp_many = avx512vnni::exp_many;
+  table.max_many = avx512vnni::max_many;
+  table.sum_exp16 = avx512vnni::sum_exp16;
+  table.attention_segment = attention_segment_avx512vnni;
+  table.attention_merge = attention_merge_avx512vnni;
   return table;
 }
 

@@ -42,8 +42,8 @@ SPOLA_INLINE void dot2(__m512i& acc, __m512i w, const int16_t* p) {
 
 // (first, second) as int16 in every lane: what dot2 multiplies the sums of the two halves of a block by.
 SPOLA_INLINE __m512i pair_of(int first, int second) {
-  return _mm512_set1_epi32(static_cast<int>((static_cast<uint32_t>(second) << 16) |
-                                            (static_cast<uint32_t>(first) & 0xffff)));
+  return _mm512_set1_epi32(
+      static_cast<int>((static_cast<uint32_t>(second) << 16) | (static_cast<uint32_t>(first) & 0xffff)));
 }
 
 SPOLA_INLINE __m512i load512(const void* p) { return _mm512_loadu_si512(p); }
@@ -122,8 +122,8 @@ SPOLA_INLINE void start_at_zero_point(__m512i (&sum)[MR], int zero, const RowsA8
 
 // acc = fma(scale * da, float(sum), acc)
 template <int MR>
-SPOLA_INLINE void add_scaled(__m512 (&acc)[MR], const __m512i (&sum)[MR], __m512 scale, const RowsA8<MR>& rows,
-                             long b) {
+SPOLA_INLINE void add_scaled(__m512 (&acc)[MR], const __m512i (&sum)[MR], __m512 scale,
+                             const RowsA8<MR>& rows, long b) {
 #pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) {
     acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(scale, rows.scale(r, b)), _mm512_cvtepi32_ps(sum[r]), acc[r]);

@@ -9,11 +9,11 @@
 
 namespace spola {
 
-constexpr int kTileRows = 16;    // output rows of one packed tile: one SIMD lane per row
-constexpr int kMaxRows = 12;     // activation rows of one micro-kernel call, in any table (see Kernels::rows)
-constexpr int kQueryRows = 4;    // query rows of one attention call
-constexpr int kBlock = 32;       // values of k per activation block, tokens per KV block
-constexpr int kSegment = 256;    // positions per attention partial
+constexpr int kTileRows = 16;   // output rows of one packed tile: one SIMD lane per row
+constexpr int kMaxRows = 12;    // activation rows of one micro-kernel call, in any table (see Kernels::rows)
+constexpr int kQueryRows = 32;  // query rows of one attention call
+constexpr int kBlock = 32;      // values of k per activation block, tokens per KV block
+constexpr int kSegment = 256;   // positions per attention partial
 
 // How a matrix is packed: (bits, group along K, scale type, zero point). GGUF types are rows of this
 // table; see pack.h for the record of each.
@@ -21,18 +21,18 @@ enum class Scheme : int32_t {
   kF32 = 0,
   kF16,
   kBF16,
-  kU4S,    // 4 bits, group 32, f16 scale, zero point 8           (Q4_0)
-  kU4SM,   // 4 bits, group 32, f16 scale and min                 (Q4_1)
-  kU5S,    // 5 bits, group 32, f16 scale, zero point 16          (Q5_0)
-  kU5SM,   // 5 bits, group 32, f16 scale and min                 (Q5_1)
-  kI8S,    // 8 bits, group 32, f16 scale                         (Q8_0)
-  kU4K,    // 4 bits, group 32, 6-bit scales and mins of 256      (Q4_K)
-  kU5K,    // 5 bits, group 32, 6-bit scales and mins of 256      (Q5_K)
-  kU6K,    // 6 bits, group 16, int8 scales of 256, zero point 32 (Q6_K)
-  kI8G16,  // int8 codes, group 16, f32 scale                     (Q3_K)
-  kI8G16M, // int8 codes, group 16, f32 scale and min             (Q2_K)
-  kI8G32,  // int8 codes, group 32, f32 scale                     (IQ4_NL, IQ4_XS, MXFP4; precise mode)
-  kI8G32M, // int8 codes, group 32, f32 scale and min             (precise mode)
+  kU4S,     // 4 bits, group 32, f16 scale, zero point 8           (Q4_0)
+  kU4SM,    // 4 bits, group 32, f16 scale and min                 (Q4_1)
+  kU5S,     // 5 bits, group 32, f16 scale, zero point 16          (Q5_0)
+  kU5SM,    // 5 bits, group 32, f16 scale and min                 (Q5_1)
+  kI8S,     // 8 bits, group 32, f16 scale                         (Q8_0)
+  kU4K,     // 4 bits, group 32, 6-bit scales and mins of 256      (Q4_K)
+  kU5K,     // 5 bits, group 32, 6-bit scales and mins of 256      (Q5_K)
+  kU6K,     // 6 bits, group 16, int8 scales of 256, zero point 32 (Q6_K)
+  kI8G16,   // int8 codes, group 16, f32 scale                     (Q3_K)
+  kI8G16M,  // int8 codes, group 16, f32 scale and min             (Q2_K)
+  kI8G32,   // int8 codes, group 32, f32 scale                     (IQ4_NL, IQ4_XS, MXFP4; precise mode)
+  kI8G32M,  // int8 codes, group 32, f32 scale and min             (precise mode)
   kCount
 };
 
@@ -56,7 +56,8 @@ struct Activations {
 // out[r * 16 + j] is activation row r, output row j. `tile` points at the tile's first record.
 using TileKernel = void (*)(const uint8_t* tile, const Activations& a, int row0, int rows, float* out);
 
-// How many of `left` activation rows the next call takes when no call takes more than `most`: as even as can be.
+// How many of `left` activation rows the next call takes when no call takes more than `most`: as even as can
+// be.
 inline int rows_of_call(int left, int most) {
   const int calls = (left + most - 1) / most;
   return (left + calls - 1) / calls;
@@ -93,8 +94,8 @@ struct Kernels {
   void (*rope)(float* x, const float* cosine, const float* sine, int half, bool interleaved);
 
   // vocabulary
-  float (*max_many)(const float* x, int n);                       // NaN in, NaN out
-  float (*sum_exp16)(const float* x, int n, float shift);         // sum16 of exp(x - shift)
+  float (*max_many)(const float* x, int n);                // NaN in, NaN out
+  float (*sum_exp16)(const float* x, int n, float shift);  // sum16 of exp(x - shift)
 };
 
 const Kernels* scalar_kernels();

@@ -1,0 +1,283 @@
+// The shape of the attention kernels, the same for every instruction set: for the sources attention_ISA.cc
+// only.
+//
+// The query heads of all rows of a call are the rows of a small matrix product: a tile of up to V::kTile of
+// them shares each load of K and V, and its scores and sums stay in registers. There is no score matrix, only
+// the running softmax of docs/numerics.md. Lanes are positions while scores are made (K is stored transposed,
+// so there are no horizontal sums) and dimensions of V while values are summed. Blocks are the outer loop: K
+// and V of a block stay in the first-level cache for all tiles.
+//
+// V gives vectors of kWidth floats: see the sources. Everything here is internal to its source file, and no
+// standard library is used: an inline function compiled for one instruction set could be the copy the linker
+// keeps for everybody.
+#pragma once
+
+#include "kernels/attention.h"
+
+namespace spola {
+namespace {
+
+// One query head against one block.
+struct Query {
+  const float* q;
+  float* out;  // m, l, o[v_dim]
+  int lo, hi;  // valid positions of the block
+};
+
+template <class V>
+struct Attention {
+  using F = typename V::F;
+  static constexpr int W = V::kWidth;
+
+  template <KvType T>
+  static inline F load(const uint8_t* data, size_t index) {
+    if constexpr (T == KvType::kF16) return V::load_half(data + index * 2);
+    return V::load(reinterpret_cast<const float*>(data) + index);
+  }
+
+  template <KvType T>
+  static inline float load1(const uint8_t* data, size_t index) {
+    if constexpr (T == KvType::kF16) return V::load_half1(data + index * 2);
+    float f;
+    __builtin_memcpy(&f, data + index * 4, sizeof f);
+    return f;
+  }
+
+  // Scores of N heads for the P * W positions from `at`; `ahead` is what the next block will read.
+  template <int N, int P, KvType T>
+  static inline void scores_at(const Query* queries, int k_dim, const uint8_t* k, int at,
+                               const uint8_t* ahead, float (*s)[kBlock]) {
+    constexpr size_t kRowBytes = kBlock * (T == KvType::kF16 ? 2 : 4);
+    const float* q[N];
+    F acc[N][P];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) {
+      q[n] = queries[n].q;
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) acc[n][p] = V::zero();
+    }
+    for (long d = 0; d < k_dim; ++d) {
+      F row[P];
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) row[p] = load<T>(k, static_cast<size_t>(d) * kBlock + at + W * p);
+      if (ahead) __builtin_prefetch(ahead + static_cast<size_t>(d) * kRowBytes);
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) {
+        const F x = V::set1(q[n][d]);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) acc[n][p] = V::fma(x, row[p], acc[n][p]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) V::store(s[n] + at + W * p, acc[n][p]);
+    }
+  }
+
+  template <int N, KvType T>
+  static void scores(const Query* queries, int k_dim, const uint8_t* k, const uint8_t* ahead,
+                     float (*s)[kBlock]) {
+    constexpr int P = N * (kBlock / W) <= V::kAccumulators ? kBlock / W : 2;
+    for (int at = 0; at < kBlock; at += P * W) scores_at<N, P, T>(queries, k_dim, k, at, ahead, s);
+  }
+
+  // Softmax over one block: scores in, weights out, in place; updates m and l, gives the corrections.
+  template <int N>
+  static void soften(const Query* queries, float softcap, bool first, float (*s)[kBlock], float* corr) {
+    constexpr int J = kBlock / W;
+    alignas(64) float before[16];
+    float m[N];
+    for (int n = 0; n < N; ++n) {
+      const Query& query = queries[n];
+      F v[J];
+#pragma GCC unroll 4
+      for (int j = 0; j < J; ++j) {
+        v[j] = V::load(s[n] + W * j);
+        if (softcap != 0.0f) {
+          const F cap = V::set1(softcap);
+          v[j] = V::mul(cap, V::tanh(V::div(v[j], cap)));
+        }
+        v[j] = V::select(V::lanes(query.lo - W * j, query.hi - W * j), v[j], V::set1(-__builtin_inff()));
+        V::store(s[n] + W * j, v[j]);
+      }
+      const float top = V::max_all(v);
+      m[n] = first || top > query.out[0] ? top : query.out[0];
+      before[n] = query.out[0] - m[n];
+    }
+    for (int n = 0; n < N; n += W) V::store(corr + n, first ? V::zero() : V::exp(V::load(before + n)));
+    for (int n = 0; n < N; ++n) {
+      const Query& query = queries[n];
+      F e[J];
+#pragma GCC unroll 4
+      for (int j = 0; j < J; ++j) {
+        const F x = V::exp(V::sub(V::load(s[n] + W * j), V::set1(m[n])));
+        e[j] = V::select(V::lanes(query.lo - W * j, query.hi - W * j), x, V::zero());
+        V::store(s[n] + W * j, e[j]);
+      }
+      query.out[0] = m[n];
+      query.out[1] = __builtin_fmaf(query.out[1], corr[n], V::sum_all(e));
+    }
+  }
+
+  // o[n] = o[n] * corr[n] + sum over t of e[n][t] * v[t], for P * W dimensions from d.
+  template <int N, int P, KvType T>
+  static inline void values_at(const Query* queries, const uint8_t* v, int v_dim, int d,
+                               const float (*e)[kBlock], const float* corr, int lo, int hi,
+                               const uint8_t* ahead) {
+    constexpr size_t kBytes = T == KvType::kF16 ? 2 : 4;
+    F acc[N][P];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) {
+      const F c = V::set1(corr[n]);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) acc[n][p] = V::mul(V::load(queries[n].out + 2 + d + W * p), c);
+    }
+    for (long t = lo; t < hi; ++t) {
+      const size_t base = static_cast<size_t>(t) * v_dim + d;
+      F row[P];
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) row[p] = load<T>(v, base + W * p);
+      if (ahead) __builtin_prefetch(ahead + base * kBytes);
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) {
+        const F x = V::set1(e[n][t]);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) acc[n][p] = V::fma(x, row[p], acc[n][p]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) V::store(queries[n].out + 2 + d + W * p, acc[n][p]);
+    }
+  }
+
+  template <int N, KvType T>
+  static void values(const Query* queries, const uint8_t* v, int v_dim, const float (*e)[kBlock],
+                     const float* corr, int lo, int hi, const uint8_t* ahead) {
+    constexpr int P = N * 4 <= V::kAccumulators ? 4 : 2;
+    int d = 0;
+    for (; d + P * W <= v_dim; d += P * W) values_at<N, P, T>(queries, v, v_dim, d, e, corr, lo, hi, ahead);
+    for (; d + W <= v_dim; d += W) values_at<N, 1, T>(queries, v, v_dim, d, e, corr, lo, hi, ahead);
+    for (; d < v_dim; ++d) {
+      for (int n = 0; n < N; ++n) {
+        float acc = queries[n].out[2 + d] * corr[n];
+        for (int t = lo; t < hi; ++t) {
+          acc = __builtin_fmaf(e[n][t], load1<T>(v, static_cast<size_t>(t) * v_dim + d), acc);
+        }
+        queries[n].out[2 + d] = acc;
+      }
+    }
+  }
+
+  // Positions that all queries see are summed together, what a later row sees more of by itself: each still
+  // adds in ascending order.
+  template <int N, KvType T>
+  static void ragged_values(const Query* queries, const uint8_t* v, int v_dim, const float (*e)[kBlock],
+                            const float* corr, const uint8_t* ahead) {
+    constexpr float kOne = 1.0f;
+    const int lo = queries[0].lo;
+    int hi = queries[0].hi;
+    bool together = true;
+    for (int n = 1; n < N; ++n) {
+      together = together && queries[n].lo == lo;
+      if (queries[n].hi < hi) hi = queries[n].hi;
+    }
+    together = together && hi > lo;
+    if (together) values<N, T>(queries, v, v_dim, e, corr, lo, hi, ahead);
+    for (int n = 0; n < N; ++n) {
+      const Query& query = queries[n];
+      if (!together) {
+        values<1, T>(&query, v, v_dim, e + n, corr + n, query.lo, query.hi, nullptr);
+      } else if (query.hi > hi) {
+        values<1, T>(&query, v, v_dim, e + n, &kOne, hi, query.hi, nullptr);
+      }
+    }
+  }
+
+  // N queries against block b.
+  template <int N>
+  static void tile(const AttentionArgs& a, const Query* queries, int b, bool prefetch) {
+    alignas(64) float s[N][kBlock];
+    alignas(64) float corr[16];
+    const uint8_t* k = prefetch ? a.k[b + 1] : nullptr;
+    const uint8_t* v = prefetch ? a.v[b + 1] : nullptr;
+    if (a.k_type == KvType::kF16) {
+      scores<N, KvType::kF16>(queries, a.k_dim, a.k[b], k, s);
+    } else {
+      scores<N, KvType::kF32>(queries, a.k_dim, a.k[b], k, s);
+    }
+    soften<N>(queries, a.softcap, b == 0, s, corr);
+    if (a.v_type == KvType::kF16) {
+      ragged_values<N, KvType::kF16>(queries, a.v[b], a.v_dim, s, corr, v);
+    } else {
+      ragged_values<N, KvType::kF32>(queries, a.v[b], a.v_dim, s, corr, v);
+    }
+  }
+
+  // As many of the queries as fill a tile; returns how many.
+  static int any_tile(const AttentionArgs& a, const Query* queries, int left, int b, bool prefetch) {
+    if constexpr (V::kTile >= 12) {
+      if (left >= 12) return tile<12>(a, queries, b, prefetch), 12;
+      if (left >= 8) return tile<8>(a, queries, b, prefetch), 8;
+    }
+    if (left >= 6) return tile<6>(a, queries, b, prefetch), 6;
+    if (left >= 4) return tile<4>(a, queries, b, prefetch), 4;
+    if (left == 3) return tile<3>(a, queries, b, prefetch), 3;
+    if (left == 2) return tile<2>(a, queries, b, prefetch), 2;
+    return tile<1>(a, queries, b, prefetch), 1;
+  }
+
+  static void start(const AttentionArgs& a) {
+    for (int r = 0; r < a.rows; ++r) {
+      for (int g = 0; g < a.heads; ++g) {
+        float* out = a.out + r * a.out_stride + static_cast<size_t>(g) * (a.v_dim + 2);
+        out[0] = -__builtin_inff();
+        for (int i = 1; i < a.v_dim + 2; ++i) out[i] = 0.0f;
+      }
+    }
+  }
+
+  static void segment(const AttentionArgs& a) {
+    start(a);
+    const int total = a.rows * a.heads;
+    for (int b = 0; b < a.blocks; ++b) {
+      const int first = (a.first_block + b) * kBlock;
+      // With one tile each block is read once, from memory, and the next one can be on its way.
+      const bool prefetch = total <= V::kTile && b + 1 < a.blocks;
+      Query queries[V::kTile];
+      int held = 0;
+      for (int r = 0; r < a.rows; ++r) {
+        const int lo = a.low[r] > first ? a.low[r] - first : 0;
+        const int hi = a.high[r] - first < kBlock ? a.high[r] - first : kBlock;
+        for (int g = 0; g < a.heads; ++g) {
+          queries[held++] = {a.q + r * a.q_stride + static_cast<size_t>(g) * a.k_dim,
+                             a.out + r * a.out_stride + static_cast<size_t>(g) * (a.v_dim + 2), lo, hi};
+          if (held < V::kTile) continue;
+          any_tile(a, queries, held, b, prefetch);
+          held = 0;
+        }
+      }
+      for (int done = 0; done < held;) done += any_tile(a, queries + done, held - done, b, prefetch);
+    }
+  }
+
+  // part and into: m, l, o[v_dim]. The maxima are merged first, then all the others alike.
+  static void merge(const float* part, int v_dim, float* into) {
+    const float m = part[0] > into[0] ? part[0] : into[0];
+    alignas(64) float x[W] = {into[0] - m, part[0] - m};
+    V::store(x, V::exp(V::load(x)));
+    into[0] = m;
+    const int n = v_dim + 2;
+    int i = 1;
+    for (; i + W <= n; i += W) {
+      const F p = V::mul(V::load(part + i), V::set1(x[1]));
+      V::store(into + i, V::fma(V::load(into + i), V::set1(x[0]), p));
+    }
+    for (; i < n; ++i) into[i] = __builtin_fmaf(into[i], x[0], part[i] * x[1]);
+  }
+};
+
+}  // namespace
+}  // namespace spola
