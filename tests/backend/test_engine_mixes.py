@@ -34,10 +34,26 @@ class Got:
 class Run:
     """An engine on ``runner`` with ``blocks`` blocks of 32 tokens."""
 
-    def __init__(self, runner, *, blocks: int, rows: int, seqs: int = 8, chunk: int | None = None) -> None:
+    def __init__(
+        self,
+        runner,
+        *,
+        blocks: int,
+        rows: int,
+        seqs: int = 8,
+        chunk: int | None = None,
+        cache: bool = True,
+    ) -> None:
         config = MODEL.config(blocks=blocks, max_step_tokens=rows, max_seqs=seqs, max_model_len=256)
         runner.load(MODEL.spec, MODEL, config)
-        limits = Limits(max_step_tokens=rows, max_seqs=seqs, max_model_len=256, chunk=chunk, watermark=0.0)
+        limits = Limits(
+            max_step_tokens=rows,
+            max_seqs=seqs,
+            max_model_len=256,
+            chunk=chunk,
+            watermark=0.0,
+            prefix_cache=cache,
+        )
         self.scheduler = Scheduler(
             limits, runner.capabilities, config.kv_groups, config.kv_blocks, check=True
         )
@@ -70,6 +86,9 @@ def make(id: int) -> Request:
     """Request ``id``, always the same one."""
     draw = random.Random(id)
     ids = [draw.randrange(VOCAB) for _ in range(draw.choice((1, 20, 31, 32, 33, 64, 90)))]
+    if id % 3:  # texts that begin alike, as far as the middle of a block
+        common = random.Random(0)
+        ids = [common.randrange(VOCAB) for _ in range(draw.choice((31, 50, 64)))] + ids[:12]
     if id % 5 == 4:
         return Request(id=id, ids=[*ids, 1], params=SamplingParams(), want="score")
     params = SamplingParams(
@@ -87,7 +106,7 @@ N = 12
 @pytest.fixture
 def alone(bench) -> dict[int, Got]:
     """Each request by itself, in one chunk, in a pool with room."""
-    run = Run(bench.runner(), blocks=16, rows=256, seqs=1)
+    run = Run(bench.runner(), blocks=16, rows=256, seqs=1, cache=False)
     for id in range(N):
         run.engine.add(make(id))
         run.finish()
@@ -96,7 +115,7 @@ def alone(bench) -> dict[int, Got]:
 
 
 def test_any_mix_gives_what_each_gives_alone(bench, alone) -> None:
-    preempted = mixed = several = 0
+    preempted = mixed = several = hits = inside = 0
     for seed, chunk in enumerate((None, 7, 32)):
         draw = random.Random(seed)
         run = Run(bench.runner(), blocks=9, rows=48, seqs=6, chunk=chunk)
@@ -124,10 +143,18 @@ def test_any_mix_gives_what_each_gives_alone(bench, alone) -> None:
         preempted += run.scheduler.stats.preemptions
         mixed += sum(len({s.n == 1 for s in step.slices}) == 2 for step in run.steps)
         several += sum(len(step.slices) >= 4 for step in run.steps)
+        for step in run.steps:
+            new = {state.id for state in step.new}
+            starts = [piece.start for piece in step.slices if piece.id in new]
+            hits += sum(start > 0 for start in starts)
+            inside += sum(start % 32 > 0 for start in starts)
+            assert len(step.copies) <= len(starts)
         assert all(pool.used == 0 for pool in run.scheduler.kv.pools)
     assert preempted >= 3
     assert mixed >= 10
-    assert several >= 10
+    assert several >= 5
+    assert hits >= 10
+    assert inside >= 5
 
 
 def test_a_recorded_run_replays_to_equal_bits(bench) -> None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from spola.backends.null import NullRunner
+from spola.backends.null import _ROOT, NullRunner, _link
 from spola.core.errors import CapacityError, RequestError
 from spola.core.runner import Capabilities, RunnerConfig
 from spola.core.step import Slice, SliceOutput, Step, StepOutput, decode_step, encode_step, pack_ids
@@ -63,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.wanted = {}
         self.live = {}
         self.failed = set()
+        self.salted = False
         self.next_id = 0
 
     @initialize(
@@ -75,8 +76,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows=st.integers(8, 24),
         chunk=st.one_of(st.none(), st.integers(1, 9)),
         watermark=st.sampled_from([0.0, 0.0, 0.2]),
+        cache=st.sampled_from([True, True, False]),
     )
-    def build(self, groups, kind, size, blocks, window_blocks, seqs, rows, chunk, watermark) -> None:
+    def build(self, groups, kind, size, blocks, window_blocks, seqs, rows, chunk, watermark, cache) -> None:
         self.rig = Rig(
             groups=GROUPS[groups],
             capabilities=capabilities(kind, size),
@@ -85,6 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             rows=rows,
             chunk=chunk,
             watermark=watermark,
+            prefix_cache=cache,
             max_len=60,
         )
         self.s = self.rig.scheduler
@@ -101,17 +104,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops=st.sets(st.integers(0, VOCAB - 1), max_size=1),
         ignore=st.booleans(),
         priority=st.sampled_from([0, 0, 0, 1]),
+        fork=st.integers(0, 40),
+        salt=st.sampled_from([None, None, None, "", "x"]),
     )
-    def add_sample(self, n, max_tokens, seed, eos, stops, ignore, priority) -> None:
+    def add_sample(self, n, max_tokens, seed, eos, stops, ignore, priority, fork, salt) -> None:
         r = request(
             self.next_id,
-            n,
+            text(n, fork, seed),
             max_tokens,
             seed=seed,
             eos_ids=eos,
             stop_token_ids=tuple(stops),
             ignore_eos=ignore,
             priority=priority,
+            salt=salt,
         )
         self._add(r)
 
@@ -121,7 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         want=st.sampled_from(["score", "logits", "embed_last", "embed_mean"]),
     )
     def add_other(self, n, head, want) -> None:
-        self._add(request(self.next_id, n, want=want, head_from=head))
+        self._add(request(self.next_id, text(n), want=want, head_from=head))
 
     @rule(n=st.integers(2, 8), seed=st.integers(0, 2**16), longest=st.integers(2, 30))
     def add_many(self, n, seed, longest) -> None:
@@ -132,7 +138,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             if draw.random() < 0.3:
                 fields |= {"want": draw.choice(("score", "logits", "embed_last", "embed_mean"))}
             tokens = draw.choice((None, 1, 5, 20))
-            self._add(request(self.next_id, draw.randint(1, longest), tokens, eos_ids=[3], **fields))
+            prompt = text(draw.randint(1, longest), draw.choice((0, 9, 99)), draw.randrange(3))
+            self._add(request(self.next_id, prompt, tokens, eos_ids=[3], **fields))
 
     def _add(self, r) -> None:
         self.next_id += 1
@@ -147,6 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             SEEN["refused"] += 1
             return
         self.live[r.id] = r
+        self.salted = self.salted or r.salt is not None
         prompt = list(r.known)
         if r.want == "sample":
             self.wanted[r.id] = expected(r, prompt, min(60, self._room() + 1))
@@ -183,6 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         before = list(self.s.running)
         ready = [r for r in before if r.decoding and not r.in_flight]
         best = before[0] if before else None
+        hashed = [{b for b, key in enumerate(pool.hashes) if key} for pool in self.s.kv.pools]
         new = self.s.schedule(self.rig.now)
         self.rig.now += 1.0
         planned = [self.s.requests[piece.id] for piece in new.slices] if new else []
@@ -196,7 +205,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.s.shape.mixed and self.s.shape.context is None and not self.flying:
             left_out = [r for r in ready if r not in planned and r not in victims]
             assert not left_out, f"decodes left out: {left_out}"
+        self._check_sharing(planned, before, hashed)
         SEEN["preempted"] += len(victims)
+        SEEN["copied"] += new is not None and len(new.copies)
         SEEN["mixed"] += new is not None and len({piece.n == 1 for piece in new.slices}) == 2
         SEEN["drafts"] += new is not None and any(piece.n_drafts for piece in new.slices)
         SEEN["window freed"] += any(table.first for r in planned for table in r.tables)
@@ -205,6 +216,55 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         SEEN["flying"] += bool(self.flying)
         self.flying.append(new)
+
+    def _check_sharing(self, planned, before, hashed) -> None:
+        """Nobody writes what others may read; hits are as long as the cache allows."""
+        size = self.s.kv.block_size
+        for r in planned:
+            for pool, table in zip(self.s.kv.pools, r.tables, strict=True):
+                for block in table.ids[r.computed // size :]:
+                    assert pool.hashes[block] is None, "a block with a hash is written"
+                    assert pool.refs[block] == 1, "a shared block is written"
+        owners = {}
+        for r in self.s.running:
+            for g, table in enumerate(r.tables):
+                for block in table.ids[table.first :]:
+                    salt = owners.setdefault((g, block), r.salt)
+                    assert salt == r.salt, "a block is shared across salts"
+        for r in planned:
+            if r not in before and r.computed:
+                SEEN["hit"] += 1
+                SEEN["hit again"] += r.preemptions > 0
+                SEEN["hit inside a block"] += r.computed % size > 0
+                SEEN["all but one"] += r.decoding
+                SEEN["generated found"] += r.computed > r.n_prompt
+                assert r.want == "sample"
+                assert self.s.cache.enabled
+        full = len(self.s.kv.groups) == 1 and self.s.kv.groups[0].kind == "full"
+        if full and len(planned) == 1 and planned[0] not in before and self.s.cache.enabled:
+            self._check_hit(planned[0], hashed[0])
+
+    def _check_hit(self, r, hashed) -> None:
+        """The length of a hit from the contents of the blocks that had a hash, without looking at hashes."""
+        runner, size = self.rig.runner, self.s.kv.block_size
+        values, best, most = chain(r.known), 0, r.goal - 1
+        texts = {tuple(runner._cells[0][b * size : (b + 1) * size]) for b in hashed}
+        while r.want == "sample" and best < most:
+            part = tuple(values[best : min(best + size, most)])
+            common = max((shared(part, one) for one in texts), default=0)
+            best += common
+            if common < size:
+                break
+        fixed = self.s.shape.fixed_chunk
+        if fixed and best < most:
+            best -= best % fixed
+        SEEN["hit compared"] += 1
+        assert r.computed == best or (self.salted and r.computed < best)
+
+    @precondition(lambda self: not self.flying)
+    @rule()
+    def forget(self) -> None:
+        self.s.cache.clear()
 
     @precondition(lambda self: self.flying)
     @rule(fault=st.sampled_from(["", "", "", "", "", "", "slice", "step"]), pick=st.integers(0, 10))
@@ -263,6 +323,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         (final,) = result.finals
         want, r = self.wanted[id], self.live[id]
         summary = final.summary
+        assert 0 <= summary.n_cached < max(1, summary.n_prompt)
         SEEN[final.finish_reason] += 1
         SEEN[r.want] += 1
         assert summary.n_output == len(result.ids)
@@ -278,6 +339,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             SEEN["preempted and right"] += summary.preemptions > 0
         else:
             assert (result.scores, result.logits, result.vector) == want
+
+
+def text(n: int, fork: int = 99, kind: int = 0) -> list[int]:
+    """Texts of all requests begin alike, as far as ``fork``."""
+    return [(3 * i + i * i + (i >= fork) * (kind + 1)) % VOCAB for i in range(n)]
+
+
+def chain(ids) -> list[int]:
+    """What the null backend keeps for each position of ``ids``."""
+    out = [_ROOT]
+    for token in ids:
+        out.append(_link(out[-1], token))
+    return out[1:]
+
+
+def shared(a, b) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def alone(r) -> tuple[list[float], bytes, bytes | None]:
@@ -308,7 +386,8 @@ EVERYTHING = (
     *KINDS,
     *("stop", "length", "abort", "error", "sample", "score", "logits", "embed_last", "embed_mean"),
     *("refused", "preempted", "preempted and right", "mixed", "drafts", "flying", "abort in flight"),
-    *("window freed", "step failed"),
+    *("window freed", "step failed", "copied"),
+    *("hit", "hit again", "hit inside a block", "all but one", "generated found", "hit compared"),
 )
 
 
@@ -332,6 +411,7 @@ def drive(seed: int) -> None:
         rows=draw.randint(8, 16),
         chunk=draw.choice((None, 1, 3, 7)),
         watermark=draw.choice((0.0, 0.1)),
+        cache=draw.random() < 0.8,
     )
     pipelined, faulty = draw.random() < 0.5, draw.random() < 0.3
     for _ in range(120):

@@ -108,6 +108,7 @@ class Rig:
         max_len: int = 200,
         chunk: int | None = None,
         watermark: float = 0.0,
+        prefix_cache: bool = True,
         capabilities: Capabilities | None = None,
         script=next_token,
         runner: NullRunner | None = None,
@@ -120,7 +121,12 @@ class Rig:
         )
         self.runner.load(SimpleNamespace(vocab=VOCAB, hidden=6), (), config)
         limits = Limits(
-            max_step_tokens=rows, max_seqs=seqs, max_model_len=max_len, chunk=chunk, watermark=watermark
+            max_step_tokens=rows,
+            max_seqs=seqs,
+            max_model_len=max_len,
+            chunk=chunk,
+            watermark=watermark,
+            prefix_cache=prefix_cache,
         )
         self.scheduler = Scheduler(limits, self.runner.capabilities, groups, counts, check=True)
         self.steps: list[Step] = []

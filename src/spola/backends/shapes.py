@@ -62,6 +62,7 @@ def check_step(
             _check_chunk(piece, capabilities, goals)
         except StepError as error:
             raise StepError(f"step {step.index}, request {piece.id}: {error}") from None
+    _check_copies(step, config)
     _check_blocks(step, capabilities, config)
 
 
@@ -133,6 +134,19 @@ def _check_blocks(step: Step, caps: Capabilities, config: RunnerConfig) -> None:
                         f"step {step.index}, KV group {index}: request {piece.id} reads block {block}, "
                         f"which request {written[block]} writes"
                     )
+
+
+def _check_copies(step: Step, config: RunnerConfig) -> None:
+    """Sources and targets exist, and no block is the target of two copies."""
+    targets = {(copy.group, copy.target) for copy in step.copies}
+    if len(targets) != len(step.copies):
+        raise StepError(f"step {step.index}: a block is the target of two copies")
+    for copy in step.copies:
+        n = config.kv_blocks[copy.group] if 0 <= copy.group < len(config.kv_blocks) else 0
+        if not (0 <= copy.source < n and 0 <= copy.target < n):
+            raise StepError(
+                f"step {step.index}: copy of block {copy.source} to {copy.target} in KV group {copy.group}"
+            )
 
 
 def _check_table(where: str, table: array[int], n_blocks: int, dead: int) -> None:

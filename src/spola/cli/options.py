@@ -51,6 +51,9 @@ _ENGINE: tuple[_Decorator, ...] = (
         help="Where drafts of the next tokens come from; the output stays the same.",
     ),
     click.option(
+        "--no-prefix-cache", is_flag=True, help="Compute every prompt anew, even one that was seen before."
+    ),
+    click.option(
         "--chat-template",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
@@ -106,6 +109,7 @@ def read_options(given: dict[str, Any], **fixed: Any) -> Options:
         kv_memory=None if memory is None else parse_bytes(memory, "--kv-memory"),
         max_model_len=given.pop("max_model_len"),
         speculate=given.pop("speculate"),
+        prefix_cache=not given.pop("no_prefix_cache"),
         chat_template=None if template is None else _text(template),
         **fixed,
     )

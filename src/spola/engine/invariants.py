@@ -27,6 +27,9 @@ def check_scheduler(scheduler: Scheduler) -> None:
     )
     assert len(running) <= scheduler.shape.seqs, f"{len(running)} running, {scheduler.shape.seqs} allowed"
     kv.check(running)
+    for index in scheduler.cache.indexes:
+        index.check()
+    assert not kv.copies, "a copy that no step has"
     for request in waiting:
         assert not request.tables, f"request {request.id} waits with blocks"
         request.check()

@@ -4,19 +4,24 @@ A table is append-only at its end and, in a window group, forgotten from its sta
 back is -1. Blocks are *promised* at admission and taken when a slice needs them. A promise is a number, so
 that a window group, which gives blocks back while its prompt is still being computed, needs no more of them
 than it ever holds at once, and a prompt that was admitted can always be finished.
+
+A block with several owners, or with a hash, is never written: whoever goes on inside of one gets a copy, made
+by the backend at the start of the next step (``copies``).
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from spola.core.errors import ConfigError
 from spola.core.runner import KvGroup
+from spola.core.step import BlockCopy
 from spola.engine.pool import BlockPool
 
-__all__ = ["GONE", "BlockTable", "KvSpace", "TableOwner"]
+__all__ = ["GONE", "NO_HIT", "BlockTable", "Hit", "KvSpace", "TableOwner"]
 
 GONE = -1  # entry of a block that a window group gave back
 
@@ -35,6 +40,23 @@ class BlockTable:
     @property
     def held(self) -> int:
         return len(self.ids) - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Blocks that hold the first ``tokens`` positions of a request, per KvGroup.
+
+    ``tables[g]`` are the whole ones, GONE before entry ``firsts[g]``; ``sources[g]`` is the block to copy the
+    remaining positions from, GONE if there are none.
+    """
+
+    tokens: int
+    tables: tuple[array[int], ...] = ()
+    firsts: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+
+
+NO_HIT = Hit(0)
 
 
 class TableOwner(Protocol):
@@ -62,7 +84,12 @@ class KvSpace:
             )
         self.block_size = block_size
         self.groups = tuple(groups)
-        self.pools = tuple(BlockPool(n) for n in n_blocks)
+        # A window group gives blocks back and is promised others for them, which sharing must not prevent.
+        self.pools = tuple(
+            BlockPool(n, each_counts=group.kind == "window")
+            for group, n in zip(groups, n_blocks, strict=True)
+        )
+        self.copies: list[BlockCopy] = []  # for the next step
         self._most = tuple(self._most_held(group, max_slice) for group in groups)
 
     def _most_held(self, group: KvGroup, max_slice: int) -> int | None:
@@ -86,23 +113,44 @@ class KvSpace:
         ]
         return min(bounds, default=None)
 
-    def reserve(self, owner: TableOwner, reach: int, *, spare: Sequence[int]) -> bool:
-        """Promise ``owner``, which has no tables, the blocks to compute positions [0, reach).
+    def reserve(self, owner: TableOwner, reach: int, *, spare: Sequence[int], hit: Hit = NO_HIT) -> bool:
+        """Give ``owner``, which has no tables, the blocks of ``hit``; promise what positions [0, reach) need.
 
-        False, and nothing done, unless every pool g keeps ``spare[g]`` blocks available.
+        False, and nothing done, unless every pool g keeps ``spare[g]`` blocks available. A free block that is
+        part of the hit counts as taken.
         """
         tables = []
         for group, pool in enumerate(self.pools):
             table = BlockTable()
             table.reach = reach
+            need = 0
+            if hit.tokens:
+                table.ids, table.first = hit.tables[group][:], hit.firsts[group]
+                need = sum(pool.each_counts or not pool.refs[b] for b in table.ids[table.first :])
+                if hit.sources[group] != GONE:
+                    table.ids.append(GONE)
+                    need += 1
             table.promised = self._due(group, table)
-            if table.promised + spare[group] > pool.available:
+            if need + table.promised + spare[group] > pool.available:
                 return False
             tables.append(table)
         owner.tables = tuple(tables)
-        for pool, table in zip(self.pools, tables, strict=True):
-            pool.promised += table.promised
+        for group, table in enumerate(tables):
+            self._hold(group, table, hit)
         return True
+
+    def _hold(self, group: int, table: BlockTable, hit: Hit) -> None:
+        """Take the blocks that ``reserve`` has counted."""
+        pool = self.pools[group]
+        pool.promised += table.promised
+        copied = bool(hit.tokens) and hit.sources[group] != GONE
+        for block in table.ids[table.first : len(table.ids) - copied]:
+            pool.share(block)
+        if copied:
+            # The source may be free, and even be what is taken: copies are read before anything is written.
+            table.ids[-1] = pool.take()
+            if table.ids[-1] != hit.sources[group]:
+                self.copies.append(BlockCopy(group, hit.sources[group], table.ids[-1]))
 
     def extend(self, owner: TableOwner, end: int, *, spare: int = 0) -> bool:
         """Make the tables cover positions [0, end).

@@ -21,6 +21,7 @@ class Limits:
     max_seqs: int  # requests holding KV blocks at the same time, at most
     max_model_len: int  # prompt and generated tokens of one request together, at most
     chunk: int | None = None  # rows of one slice, at most; None = max_step_tokens
+    prefix_cache: bool = True  # keep blocks of texts that may come again
     watermark: float = 0.01  # kept free at admission while others run, against preemption
 
     def __post_init__(self) -> None:

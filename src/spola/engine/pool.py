@@ -7,6 +7,7 @@ while it is free, so that a prefix index can find and revive it; this module doe
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 
 __all__ = ["BlockPool"]
 
@@ -15,24 +16,29 @@ class BlockPool:
     """Reference counts and an intrusive LRU list of free blocks, all operations O(1).
 
     A freed block with a hash goes to the tail of the list and is reused last; one without goes to the head.
-    ``promised`` blocks are free but spoken for (see ``kv.KvSpace``): ``available`` leaves them out.
+    ``promised`` blocks are free but spoken for (see ``kv.KvSpace``): ``available`` leaves them out. With
+    ``each_counts`` it also leaves out one block for every owner after the first of a block, so that whoever
+    gives up a block can have another one, even if the block stays with its other owners.
     """
 
-    def __init__(self, n_blocks: int) -> None:
+    def __init__(self, n_blocks: int, *, each_counts: bool = False) -> None:
         if n_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {n_blocks}")
         self.n_blocks = n_blocks
         self.free = n_blocks
         self.promised = 0
+        self.each_counts = each_counts
+        self.surplus = 0  # owners after the first, over all blocks
         self.refs = array("i", [0]) * n_blocks
         self.hashes: list[bytes | None] = [None] * n_blocks
+        self.on_reuse: Callable[[int], None] | None = None  # called with a block before its hash is forgotten
         # A ring through the free blocks; index n_blocks is its sentinel.
         self._next = array("i", [*range(1, n_blocks + 1), 0])
         self._prev = array("i", [n_blocks, *range(n_blocks)])
 
     @property
     def available(self) -> int:
-        return self.free - self.promised
+        return self.free - self.promised - (self.surplus if self.each_counts else 0)
 
     @property
     def used(self) -> int:
@@ -44,7 +50,10 @@ class BlockPool:
         if block == self.n_blocks:
             raise IndexError("no free block")
         self._unlink(block)
-        self.hashes[block] = None
+        if self.hashes[block] is not None:
+            if self.on_reuse is not None:
+                self.on_reuse(block)
+            self.hashes[block] = None
         self.refs[block] = 1
         return block
 
@@ -52,6 +61,8 @@ class BlockPool:
         """One owner more; a free block with a hash comes back to life."""
         if self.refs[block] == 0:
             self._unlink(block)
+        else:
+            self.surplus += 1
         self.refs[block] += 1
 
     def drop(self, block: int) -> None:
@@ -62,6 +73,8 @@ class BlockPool:
         self.refs[block] = refs - 1
         if refs == 1:
             self._link(block, at_tail=self.hashes[block] is not None)
+        else:
+            self.surplus -= 1
 
     def free_blocks(self) -> list[int]:
         """The free list in the order of reuse."""
@@ -80,7 +93,10 @@ class BlockPool:
         idle = {block for block, refs in enumerate(self.refs) if refs == 0}
         assert set(listed) == idle, "the free list is not the set of blocks without owner"
         assert min(self.refs) >= 0, "a negative reference count"
-        assert 0 <= self.promised <= self.free, f"{self.promised} blocks promised of {self.free} free"
+        surplus = sum(refs - 1 for refs in self.refs if refs)
+        assert surplus == self.surplus, f"{surplus} owners after the first, {self.surplus} counted"
+        assert self.promised >= 0, "a negative promise"
+        assert self.available >= 0, f"{self.promised} blocks promised of {self.free} free, {surplus} shared"
         for block in range(self.n_blocks + 1):
             if block == self.n_blocks or self.refs[block] == 0:
                 assert self._prev[self._next[block]] == block, f"the free list is broken at block {block}"

@@ -20,6 +20,7 @@ from spola.core.params import SamplingParams
 from spola.core.step import RequestState, Want
 from spola.engine.events import FinishReason, Summary
 from spola.engine.kv import BlockTable
+from spola.engine.prefix import KeyChain
 
 __all__ = ["Rank", "Request", "Status"]
 
@@ -53,6 +54,7 @@ class Request:
         "accepted",
         "adapter",
         "arrival_s",
+        "chain",
         "choice",
         "computed",
         "drafted",
@@ -68,12 +70,14 @@ class Request:
         "last_token_s",
         "limit",
         "longest_gap_s",
+        "n_cached",
         "n_prompt",
         "params",
         "peak_computed",
         "preemptions",
         "priority",
         "rank",
+        "salt",
         "scheduled_s",
         "seed",
         "sent",
@@ -100,6 +104,7 @@ class Request:
         tag: float = 0.0,
         arrival_s: float = 0.0,
         head_from: int = 0,
+        salt: str | None = None,
     ) -> None:
         self.id = id
         self.choice = choice
@@ -122,6 +127,7 @@ class Request:
         self.tag = tag
         self.rank = Rank(priority, tag, -1)
         self.head_from = head_from
+        self.salt = salt
 
         self.status = Status.NEW
         self.finish_reason: FinishReason | None = None
@@ -132,6 +138,8 @@ class Request:
         self.sent = False  # the backend holds its state
         self.drafts: Sequence[int] = ()  # guesses of the next tokens, tried in the next step
         self.peak_computed = 0
+        self.chain: KeyChain | None = None  # keys of the prefix cache, once it was asked
+        self.n_cached = 0  # prompt tokens found in the cache when first admitted
         self.preemptions = 0
         self.drafted = 0  # drafts verified so far
         self.accepted = 0
@@ -189,7 +197,7 @@ class Request:
         return Summary(
             n_prompt=self.n_prompt,
             n_output=self.n_output,
-            n_cached=0,
+            n_cached=self.n_cached,
             preemptions=self.preemptions,
             arrival_s=self.arrival_s,
             scheduled_s=self.scheduled_s,

@@ -12,13 +12,14 @@ is never preempted while another runs, so it gains a token in every step it can 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from spola.core.errors import CapacityError, ConfigError, RequestError
 from spola.core.runner import Capabilities, KvGroup
 from spola.core.step import Slice, SliceOutput, Step, StepOutput
 from spola.engine.cost_model import StepBudget, work_of
 from spola.engine.events import Event
+from spola.engine.hits import PrefixCache
 from spola.engine.invariants import check_scheduler
 from spola.engine.kv import KvSpace
 from spola.engine.limits import Limits, Shape
@@ -40,8 +41,8 @@ class Scheduler:
 
     ``n_blocks[g]`` blocks of ``capabilities.block_size`` tokens exist for ``groups[g]``. ``budget`` bounds
     the prompt rows of steps while a request waits for its next token, and learns from every step; None: only
-    ``limits`` do. ``check`` verifies every invariant after every call and raises AssertionError: slow, for
-    tests and SPOLA_CHECK.
+    ``limits`` do. ``identity`` is what K and V depend on beside the text (weights, KV types). ``check``
+    verifies every invariant after every call and raises AssertionError: slow, for tests and SPOLA_CHECK.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Scheduler:
         *,
         budget: StepBudget | None = None,
         speculator: Speculator | None = None,
+        identity: Mapping[str, str] | None = None,
         check: bool = False,
     ) -> None:
         self.shape = Shape.of(limits, capabilities)
@@ -66,6 +68,12 @@ class Scheduler:
                 f"a step budget of at least {budget.floor} rows never has a chunk of {self.shape.fixed_chunk}"
             )
         self.kv = KvSpace(groups, n_blocks, block_size=self.shape.block_size, max_slice=self.shape.chunk)
+        self.cache = PrefixCache(
+            self.kv,
+            fixed_chunk=self.shape.fixed_chunk,
+            identity=identity or {},
+            enabled=limits.prefix_cache,
+        )
         self.waiting: list[Request] = []  # both in rank order
         self.running: list[Request] = []
         self.requests: dict[int, Request] = {}  # waiting and running ones
@@ -212,22 +220,33 @@ class Scheduler:
 
     def _admit(self, plan: Plan, now: float) -> None:
         while self.waiting and len(self.running) < self.shape.seqs:
-            request = self.waiting[0]
-            rows = plan.rows(request)
-            spare = self._spare if self.running else (0,) * len(self._spare)
-            if (
-                not rows
-                or not self._context_left(request)
-                or not self.kv.reserve(request, request.reach, spare=spare)
-            ):
+            if not self._admit_one(self.waiting[0], plan, now):
                 return
-            del self.waiting[0]
-            request.status = Status.RUNNING
-            insort(self.running, request, key=_rank)
-            if request.scheduled_s is None:
-                request.scheduled_s = now
-            self._extend_promised(request, rows)
-            plan.add(request, rows)
+
+    def _admit_one(self, request: Request, plan: Plan, now: float) -> bool:
+        """Blocks and a slice for a waiting ``request``; False, and nothing done, if there is no room."""
+        hit = self.cache.lookup(request)
+        spare = self._spare if self.running else (0,) * len(self._spare)
+        request.computed = hit.tokens
+        rows = plan.rows(request)
+        if (
+            not rows
+            or not self._context_left(request)
+            or not self.kv.reserve(request, request.reach, spare=spare, hit=hit)
+        ):
+            request.computed = 0
+            return False
+        self.waiting.remove(request)
+        request.status = Status.RUNNING
+        insort(self.running, request, key=_rank)
+        if request.scheduled_s is None:
+            request.scheduled_s, request.n_cached = now, hit.tokens
+        if self.cache.reads(request):
+            self.stats.queried_tokens += request.goal
+        self.stats.cached_tokens += hit.tokens
+        self._extend_promised(request, rows)
+        plan.add(request, rows)
+        return True
 
     def _context_left(self, request: Request) -> bool:
         """Whether all running requests and this one could be in one step."""
@@ -284,7 +303,8 @@ class Scheduler:
                 self.stats.prefill_tokens += rows
             self.stats.recomputed_tokens += max(0, min(rows, request.peak_computed - request.computed))
         gone, self._gone = tuple(self._gone), []
-        step = Step(index=self._index, slices=slices, new=tuple(new), gone=gone)
+        copies, self.kv.copies = tuple(self.kv.copies), []
+        step = Step(index=self._index, slices=slices, new=tuple(new), gone=gone, copies=copies)
         self._flying[step.index] = now
         self._index += 1
         self._decodes_next = not plan.decodes
@@ -317,6 +337,8 @@ class Scheduler:
             event.finish_reason, event.error = "error", out.error
         else:
             outcome = apply(request, piece, out)
+            if outcome.reason != "error":
+                self.cache.publish(request)
             event.finish_reason, event.error, event.stop_id = outcome.reason, outcome.error, outcome.stop_id
             if outcome.reason != "error":
                 self._count_drafts(request, piece.n_drafts, out.accepted)

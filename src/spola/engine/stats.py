@@ -15,6 +15,8 @@ class Stats:
     steps: int = 0
     prefill_tokens: int = 0  # rows of slices longer than what one new token needs
     decode_tokens: int = 0  # rows that each extend a finished prompt by one, and those of drafts
+    cached_tokens: int = 0  # taken from the prefix cache at an admission, instead of computed
+    queried_tokens: int = 0  # known at the admissions that asked the prefix cache
     recomputed_tokens: int = 0  # of both, rows that had been computed before a preemption
     output_tokens: int = 0
     draft_runs: int = 0  # slices with drafts

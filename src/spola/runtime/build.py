@@ -109,12 +109,14 @@ def load_engine(
                 max_step_tokens=config.max_step_tokens,
                 max_seqs=config.max_seqs,
                 max_model_len=config.max_model_len,
+                prefix_cache=config.prefix_cache,
             ),
             runner.capabilities,
             config.kv_groups,
             config.kv_blocks,
             budget=step_budget(opened.spec, config, machine, runner.capabilities),
             speculator=_speculator(config.speculate),
+            identity={"weights": config.fingerprint, "kv": ",".join(config.kv_dtypes)},
             check=bool(flags.read("SPOLA_CHECK")),
         )
     except BaseException:
@@ -196,6 +198,7 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
         max_model_len_reason=found.reason,
         max_seqs=max_seqs,
         max_step_tokens=step_tokens,
+        prefix_cache=options.prefix_cache,
         fingerprint=model.fingerprint,
         itl_target_s=options.itl_target_s,
         speculate=options.speculate,

@@ -30,10 +30,11 @@ class Options:
     """Engine options. Sizes in bytes, lengths in tokens.
 
     ``precise`` computes with 16-bit instead of 8-bit activations. ``kv_dtype`` is one type for K and V, or
-    two as ``K,V``. ``itl_target_s`` bounds the prompt tokens of a step, so that running requests get their
-    next token in that time; None computes as fast as it can. ``chat_template`` is the text of a template that
-    replaces the model's own. ``trace`` is a file for the timeline of steps and requests. ``speculate`` says
-    where drafts of the next tokens come from: a value of ``SPECULATE``. Raises ConfigError naming the field.
+    two as ``K,V``. ``prefix_cache`` keeps the K and V of texts that may come again. ``itl_target_s`` bounds
+    the prompt tokens of a step, so that running requests get their next token in that time; None computes as
+    fast as it can. ``chat_template`` is the text of a template that replaces the model's own. ``trace`` is a
+    file for the timeline of steps and requests. ``speculate`` says where drafts of the next tokens come from:
+    a value of ``SPECULATE``. Raises ConfigError naming the field.
     """
 
     backend: str = "native"
@@ -48,6 +49,7 @@ class Options:
     trace: Path | None = None
     chat_template: str | None = None
     speculate: str = "off"
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         limits = {"threads": MAX_THREADS, "kv_memory": 1 << 50, "max_model_len": 1 << 31}
@@ -94,6 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len_reason: str
     max_seqs: int
     max_step_tokens: int
+    prefix_cache: bool
     fingerprint: str
     itl_target_s: float | None = None
     speculate: str = "off"

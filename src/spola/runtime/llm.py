@@ -48,6 +48,7 @@ class LLM:
         kv_memory: int | None = None,
         chat_template: str | None = None,
         speculate: str = "off",
+        enable_prefix_caching: bool = True,
     ) -> None:
         options = Options(
             backend=backend,
@@ -59,6 +60,7 @@ class LLM:
             kv_memory=kv_memory,
             chat_template=chat_template,
             speculate=speculate,
+            prefix_cache=enable_prefix_caching,
         )
         self._attach(build_service(None if model is None else str(model), options))
 

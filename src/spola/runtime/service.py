@@ -112,11 +112,18 @@ class Service:
         self.tokenizer.check_ids(params.logit_bias or (), "logit_bias")
 
     def submit(
-        self, ids: Sequence[int], params: SamplingParams, mailbox: Mailbox, *, priority: int = 0
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        mailbox: Mailbox,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> Job:
         """Queue ``ids`` with all its choices; their mail goes to ``mailbox``. Lower ``priority`` goes first.
 
-        Raises as ``check``.
+        Requests whose ``cache_salt`` differ share nothing in the prefix cache, so that how soon an answer
+        begins says nothing about what others have asked. Raises as ``check``.
         """
         self.check(ids, params)
         job = Job([self.loop.next_id() for _ in range(params.n)], ids, params, self.tokenizer)
@@ -133,6 +140,7 @@ class Service:
                 guard=self._guard(params),
                 priority=priority,
                 arrival_s=now,
+                salt=cache_salt,
             )
             for choice in job.choices
         ]

@@ -37,7 +37,7 @@ async def completions(desk: Desk, name: str, http: HttpRequest, body: bytes) -> 
     limit = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     params = _params(desk, request, limit)
     shape = CompletionShape(name, _fingerprint(desk), include_usage=_wants_usage(request))
-    return await _answer(desk, http, ids, params, shape, bool(request.stream))
+    return await _answer(desk, http, ids, params, shape, request)
 
 
 async def chat_completions(desk: Desk, name: str, http: HttpRequest, body: bytes) -> Response:
@@ -55,7 +55,7 @@ async def chat_completions(desk: Desk, name: str, http: HttpRequest, body: bytes
     newer, older = request.max_completion_tokens, request.max_tokens
     params = _params(desk, request, older if newer is None else newer)
     shape = ChatShape(name, _fingerprint(desk), include_usage=_wants_usage(request))
-    return await _answer(desk, http, ids, params, shape, bool(request.stream))
+    return await _answer(desk, http, ids, params, shape, request)
 
 
 def _check_model(asked: str | None, name: str) -> None:
@@ -90,10 +90,15 @@ def _fingerprint(desk: Desk) -> str:
 
 
 async def _answer(
-    desk: Desk, http: HttpRequest, ids: list[int], params: SamplingParams, shape: Shape, stream: bool
+    desk: Desk,
+    http: HttpRequest,
+    ids: list[int],
+    params: SamplingParams,
+    shape: Shape,
+    request: CompletionRequest | ChatRequest,
 ) -> Response:
-    ticket = desk.submit(ids, params)
-    if stream:
+    ticket = desk.submit(ids, params, cache_salt=request.cache_salt)
+    if request.stream:
         return EventStream(_frames(desk, ticket, shape))
     try:
         await _until_done(ticket, http)
