@@ -25,6 +25,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("spola.cli.run", "Answer one prompt, streamed; or chat on a terminal."),
     "serve": ("spola.cli.serve", "Serve the OpenAI HTTP API."),
+    "batch": ("spola.cli.batch", "Answer a file of requests; resumes after a crash."),
     "tokenize": ("spola.cli.tokenize", "Show the token ids of a text."),
     "inspect": ("spola.cli.inspect", "Show what is inside a model file."),
     "eval": ("spola.cli.eval", "Measure perplexity, and agreement with another model."),
