@@ -1,6 +1,6 @@
 """spola: an LLM inference engine and server.
 
-``LLM`` and ``SamplingParams`` are loaded when first used, so that importing the package,
+``LLM``, ``AsyncLLM`` and ``SamplingParams`` are loaded when first used, so that importing the package,
 or one part of it, does not pull in the rest.
 """
 
@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spola.core.params import SamplingParams
+    from spola.runtime.async_llm import AsyncLLM
     from spola.runtime.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
 
-_LAZY = {"LLM": "spola.runtime.llm", "SamplingParams": "spola.core.params"}
+_LAZY = {
+    "AsyncLLM": "spola.runtime.async_llm",
+    "LLM": "spola.runtime.llm",
+    "SamplingParams": "spola.core.params",
+}
 
 
 def __getattr__(name: str) -> Any:

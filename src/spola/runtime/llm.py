@@ -18,6 +18,7 @@ from spola.runtime.build import build_service
 from spola.runtime.config import Options
 from spola.runtime.loop import QueueMailbox
 from spola.runtime.outputs import RequestOutput, StreamOutput, output_of
+from spola.runtime.prompts import listed_prompts, parse_prompt
 from spola.runtime.service import Service
 from spola.text.tokenizer import Tokenizer
 
@@ -95,7 +96,7 @@ class LLM:
         malformed prompt raises RequestError before anything runs; what goes wrong later is in that output's
         ``error``.
         """
-        parsed = [_parse(prompt) for prompt in _listed(prompts)]
+        parsed = [parse_prompt(prompt) for prompt in listed_prompts(prompts)]
         ids = [self._service.prompt_ids(text if text is not None else given) for text, given in parsed]
         return self._run(ids, [text for text, _ in parsed], sampling_params)
 
@@ -182,36 +183,6 @@ class LLM:
             out.append(output_of(str(self._count), text, job, self._service.tokenizer))
             self._count += 1
         return out
-
-
-def _listed(prompts: str | Sequence[Any] | Mapping[str, Any]) -> Sequence[Any]:
-    """One prompt or several -> several. A flat list of numbers is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise RequestError(
-            f"prompts must be text, ids or a list of them, not {prompts!r:.60}", param="prompts"
-        )
-    if not prompts:
-        return []
-    return [prompts] if isinstance(prompts[0], int) else prompts
-
-
-def _parse(prompt: Any) -> tuple[str | None, Sequence[int]]:
-    """(text, ()) or (None, ids)."""
-    if isinstance(prompt, Mapping):
-        extra = set(prompt) - {"prompt", "prompt_token_ids"}
-        if extra or len(prompt) != 1:
-            raise RequestError(
-                f"a prompt dict has either prompt or prompt_token_ids, not {sorted(map(str, prompt))}",
-                param="prompts",
-            )
-        prompt = next(iter(prompt.values()))
-    if isinstance(prompt, str):
-        return prompt, ()
-    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
-        return None, prompt
-    raise RequestError(f"a prompt must be text or a list of token ids, not {prompt!r:.60}", param="prompts")
 
 
 def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:

@@ -1,6 +1,7 @@
-"""Messages to ids, so that what people write can never pose as the structure of the conversation.
+"""Prompts: the forms in which scripts give them, and messages to ids.
 
-The chat template's own text is read with its special tokens; the same texts inside a message are just text.
+What people write can never pose as the structure of a conversation: the chat template's own text is read with
+its special tokens; the same texts inside a message are just text.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spola.core.errors import RequestError
 from spola.text.chat import ChatTemplate
 from spola.text.messages import normalise_messages
 from spola.text.tokenizer import Tokenizer
 
-__all__ = ["encode_chat"]
+__all__ = ["encode_chat", "listed_prompts", "parse_prompt"]
 
 # Code points that Unicode keeps out of texts; one that no message uses becomes the mark.
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
@@ -30,3 +32,33 @@ def encode_chat(
     rendered = template.render(plain)
     # An end of text between the question and the answer would be nonsense, whatever the file says.
     return tokenizer.encode(rendered, add_eos=False, parse_special=True, drop=mark)
+
+
+def listed_prompts(prompts: str | Sequence[Any] | Mapping[str, Any]) -> Sequence[Any]:
+    """One prompt or several -> several. A flat list of numbers is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            f"prompts must be text, ids or a list of them, not {prompts!r:.60}", param="prompts"
+        )
+    if not prompts:
+        return []
+    return [prompts] if isinstance(prompts[0], int) else prompts
+
+
+def parse_prompt(prompt: Any) -> tuple[str | None, Sequence[int]]:
+    """One prompt in any of vLLM's forms -> (text, ()) or (None, ids). Raises RequestError."""
+    if isinstance(prompt, Mapping):
+        extra = set(prompt) - {"prompt", "prompt_token_ids"}
+        if extra or len(prompt) != 1:
+            raise RequestError(
+                f"a prompt dict has either prompt or prompt_token_ids, not {sorted(map(str, prompt))}",
+                param="prompts",
+            )
+        prompt = next(iter(prompt.values()))
+    if isinstance(prompt, str):
+        return prompt, ()
+    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+        return None, prompt
+    raise RequestError(f"a prompt must be text or a list of token ids, not {prompt!r:.60}", param="prompts")

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from spola.core.errors import SpolaError
+from spola.runtime.desk import Desk
 from spola.runtime.service import Service
-from spola.server.desk import Desk
 from spola.server.errors import ApiError, error_response, from_spola, internal_error, json_response
 from spola.server.generate import chat_completions, completions
 

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from spola.core.errors import SpolaError
 from spola.runtime.answer import Delta
+from spola.runtime.desk import Desk, Ticket
 from spola.server.asks import Ask, chat_ask, completion_ask
-from spola.server.desk import Desk, Ticket
 from spola.server.errors import ApiError, error_body, from_spola, internal_error, json_response
 from spola.server.replies import Shape
 from spola.server.sse import DONE, PING, EventStream, event, gone

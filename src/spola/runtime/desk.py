@@ -68,9 +68,17 @@ class Desk:
         self._tickets: dict[int, Ticket] = {}
         self._mailbox = AsyncMailbox(asyncio.get_running_loop(), self._deliver)
 
-    def submit(self, ids: Sequence[int], params: SamplingParams, *, cache_salt: str | None = None) -> Ticket:
+    def submit(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Ticket:
         """Queue a request, as ``Service.submit``. Raises SpolaError when it is refused at once."""
-        ticket = Ticket(self.service.submit(ids, params, self._mailbox, cache_salt=cache_salt))
+        job = self.service.submit(ids, params, self._mailbox, priority=priority, cache_salt=cache_salt)
+        ticket = Ticket(job)
         for id in ticket.job.ids:
             self._tickets[id] = ticket
         return ticket
