@@ -27,8 +27,8 @@ test: $(VENV)/.dev check
 	@$(BIN)/python tools/suites.py $(SUITES)
 
 check: $(VENV)/.dev
-	@$(BIN)/ruff format --check src tests tools
-	@$(BIN)/ruff check src tests tools
+	@$(BIN)/ruff format --check src tests tools bench
+	@$(BIN)/ruff check src tests tools bench
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/docs.py --check
