@@ -9,7 +9,7 @@ import pytest
 from spola.core.errors import CapacityError, ConfigError
 from spola.core.runner import KvGroup
 from spola.runtime.config import Options, parse_bytes, parse_kv_dtype
-from spola.runtime.fit import KV_SHARE, USABLE, WORKSPACE, fit
+from spola.runtime.fit import KV_SHARE, LONGEST, USABLE, WORKSPACE, fit
 from spola.runtime.machine import Machine, probe
 
 GROUP = KvGroup(layers=(0, 1), heads=2, k_dim=64, v_dim=64)
@@ -65,6 +65,26 @@ def test_a_length_as_asked_is_given_or_refused() -> None:
             max_model_len=5000,
             kv_memory=10 * BLOCK,
         )
+
+
+def test_a_context_beyond_all_use_is_taken_only_when_asked_for() -> None:
+    limits = {"weights": MB, "machine": machine(1 << 44), "max_seqs": 1, "trained": 2**31 - 1}
+    found = fit([GROUP], tables=64, **limits)
+    assert found.max_model_len == LONGEST
+    assert found.blocks == (LONGEST // 32,)
+    assert "2147483647" in found.reason
+    assert fit([GROUP], tables=64, max_model_len=2 * LONGEST, **limits).max_model_len == 2 * LONGEST
+
+
+def test_tables_of_positions_count() -> None:
+    limits = {"weights": MB, "machine": machine(512 * MB), "max_seqs": 1, "trained": 10**6}
+    free = fit([GROUP], **limits)
+    found = fit([GROUP], tables=4096, **limits)
+    left = int(512 * MB * USABLE) - MB - WORKSPACE
+    assert 4096 * found.max_model_len + found.kv_bytes <= left
+    assert found.max_model_len < free.max_model_len
+    with pytest.raises(CapacityError, match=r"200000 tokens need .* of position tables"):
+        fit([GROUP], tables=4096, max_model_len=200_000, **limits)
 
 
 def test_kv_memory_bounds_the_blocks() -> None:

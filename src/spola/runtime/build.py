@@ -31,7 +31,7 @@ from spola.runtime.machine import Machine, probe
 from spola.runtime.prices import step_budget
 from spola.runtime.service import Service
 from spola.runtime.timeline import Timeline
-from spola.spec.cost import kv_bytes_per_token
+from spola.spec.cost import kv_bytes_per_token, position_bytes
 from spola.spec.decoder import DecoderSpec
 from spola.spec.kv import kv_groups
 from spola.text.chat import ChatTemplate
@@ -165,6 +165,7 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
     found = fit(
         groups,
         weights=packed,
+        tables=position_bytes(model.spec),
         trained=model.spec.context,
         machine=machine,
         max_seqs=max_seqs,

@@ -17,7 +17,8 @@ __all__ = ["Fit", "fit"]
 
 USABLE = 0.9  # of what the process may still use: the rest is for the interpreter and its surprises
 KV_SHARE = 0.5  # of what the weights leave, taken for the KV cache unless told otherwise
-WORKSPACE = 64 << 20  # activations, logits, tables
+WORKSPACE = 64 << 20  # activations, logits
+LONGEST = 1 << 20  # tokens of a request unless asked for: tables of positions are filled at load
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ def fit(
     trained: int,
     machine: Machine,
     max_seqs: int,
+    tables: int = 0,
     block_size: int = BLOCK_TOKENS,
     max_slice: int = BLOCK_TOKENS,
     kv_memory: int | None = None,
@@ -45,6 +47,7 @@ def fit(
 ) -> Fit:
     """Choose KV blocks and ``max_model_len`` for a model of ``weights`` bytes trained for ``trained`` tokens.
 
+    ``tables``: bytes that a backend holds for each position up to ``max_model_len`` (sines and cosines).
     ``max_slice`` is the most rows one request has in a step: it bounds what a window group holds at once.
     ``kv_memory`` (bytes) and ``max_model_len`` (tokens) are what the person asked for, or None. By default
     the cache holds ``max_seqs`` requests of full length, or as much as half of the free memory.
@@ -61,7 +64,7 @@ def fit(
         )
     if max_model_len is not None and max_model_len > trained:
         raise ConfigError(f"max_model_len is {max_model_len}, but the model was trained for {trained} tokens")
-    wanted = max_model_len or trained
+    wanted = max_model_len or min(trained, LONGEST)
     layout = _Layout(groups, block_size, max_seqs, max_slice)
     if kv_memory is not None and kv_memory > left:
         raise CapacityError(
@@ -77,10 +80,18 @@ def fit(
             f"{need} tokens need {describe_bytes(layout.bytes(layout.blocks_of(need)))} of KV cache and "
             f"{describe_bytes(budget)} are there; lower max_model_len or raise kv_memory"
         )
-    length = min(wanted, blocks * block_size)
+    length = min(wanted, blocks * block_size, (left - layout.bytes(blocks)) // tables if tables else wanted)
+    if length < 1 or (max_model_len is not None and length < max_model_len):
+        raise CapacityError(
+            f"{max_model_len or block_size} tokens need {describe_bytes(layout.bytes(blocks))} of KV cache "
+            f"and {describe_bytes(tables * (max_model_len or block_size))} of position tables; weights leave "
+            f"{describe_bytes(left)}; lower max_model_len or kv_memory"
+        )
     reason = "as asked" if max_model_len is not None else "trained context"
     if length < wanted:
         reason = f"what fits of the trained {trained}"
+    elif max_model_len is None and length < trained:
+        reason = f"the most unless asked, of the trained {trained}"
     return Fit(layout.split(blocks), layout.bytes(blocks), usable, length, reason)
 
 

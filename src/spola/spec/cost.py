@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from spola.core.dtype import BY_NAME, nbytes
 from spola.core.runner import BLOCK_TOKENS, KvGroup
-from spola.spec.decoder import Attention, DecoderSpec, MoeMlp
+from spola.spec.decoder import Attention, DecoderSpec, MoeMlp, Rope
 from spola.spec.manifest import TensorInfo, manifest
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "max_blocks",
     "max_concurrency",
     "max_context",
+    "position_bytes",
     "prefill_flops",
     "step_bound",
     "streamed_weight_bytes",
@@ -52,6 +53,12 @@ def streamed_weight_bytes(spec: DecoderSpec, dtypes: Mapping[str, str], rows: in
             size = size // info.shape[0] * min(rows, info.shape[0])
         total += size
     return total
+
+
+def position_bytes(spec: DecoderSpec) -> int:
+    """Bytes of cosines and sines of one position: dim f32 for each rope that differs from the others."""
+    ropes = {layer.attention.positions for layer in spec.layers}
+    return sum(4 * rope.dim for rope in ropes if isinstance(rope, Rope))
 
 
 def kv_bytes_per_token(groups: Iterable[KvGroup]) -> int:
