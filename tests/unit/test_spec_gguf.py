@@ -251,6 +251,7 @@ def test_rope_factors_tensor() -> None:
         ({"rope__scaling__type": "yarn"}, "rope.scaling.factor must be at least 1 for yarn"),
         ({"rope__scaling__type": "llama3"}, "rope.scaling.factor must be at least 1 for llama3"),
         ({"rope__scaling__attn_factor": 2.0}, "rope.scaling.attn_factor is 2, which only yarn"),
+        (SCALED | {"rope__freq_base": 1.0}, "rope.freq_base must be above 1 for yarn"),
         (SCALED | {"rope__scaling__yarn_beta_slow": 64.0}, "yarn_beta_slow must be below yarn_beta_fast"),
         ({"expert_count": 8}, r"tensor blk\.0\.ffn_gate_inp\.weight is missing"),
         ({"expert_group_count": 4}, "llama.expert_group_count is 4; only 0 is supported"),

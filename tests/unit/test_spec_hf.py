@@ -122,6 +122,27 @@ def test_spellings_of_one_rope() -> None:
         assert rope("phi3-longrope", rope_scaling=scaling) == longrope
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0}, "rope_theta must be above 1 for yarn"),
+        (
+            {
+                "rope_type": "longrope",
+                "short_factor": [1.0],
+                "long_factor": [1.0],
+                "factor": 2.0,
+                "original_max_position_embeddings": 1,
+            },
+            "original_max_position_embeddings must be above 1 for longrope",
+        ),
+    ],
+)
+def test_numbers_that_a_scaling_cannot_divide_by(values: dict, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        rope("qwen2", rope_scaling="absent", rope_theta="absent", rope_parameters=values)
+
+
 def test_window_groups() -> None:
     groups = kv_groups(from_hf(config("gemma3"), table("gemma3")).spec)
     shape = {"heads": 2, "k_dim": 16, "v_dim": 16}

@@ -185,7 +185,7 @@ def _rope(keys: Keys, tensors: TensorTable, row: GgufRow, k_dim: int, context: i
         raise ModelError(f"key {keys.arch}.rope.dimension_count must be even, not {dim}")
     base = keys.number("rope.freq_base", 1.0, 1e15, default=10000.0)
     factors, long = ROPE_FREQS in tensors, ROPE_LONG in tensors
-    scaling = read_scaling(keys, context, has_factors=factors, has_long=long)
+    scaling = read_scaling(keys, context, base, has_factors=factors, has_long=long)
     return Rope(dim, base, row.layout, scaling, ROPE_FREQS if factors else None)
 
 

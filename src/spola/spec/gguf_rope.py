@@ -27,12 +27,14 @@ _TYPES = ("none", "linear", "yarn", "llama3", "longrope")
 _MAX_FACTOR = 1e6
 
 
-def read_scaling(keys: Keys, context: int, *, has_factors: bool, has_long: bool = False) -> RopeScaling:
+def read_scaling(
+    keys: Keys, context: int, base: float, *, has_factors: bool, has_long: bool = False
+) -> RopeScaling:
     """The scaling that keys ``rope.scaling.*`` ask for.
 
     ``has_factors``, ``has_long``: the file brings the divisors of Llama 3.1's rule, or LongRoPE's two sets.
-    ``context`` stands in for a missing original length. Without a type, a factor means linear; a factor of
-    0 means none. Raises ModelError naming the key.
+    ``base`` is that of the rope; ``context`` stands in for a missing original length. Without a type, a
+    factor means linear; a factor of 0 means none. Raises ModelError naming the key.
     """
     kind = keys.choice("rope.scaling.type", _TYPES)
     factor = keys.optional_number("rope.scaling.factor", 0.0, _MAX_FACTOR)
@@ -61,6 +63,8 @@ def read_scaling(keys: Keys, context: int, *, has_factors: bool, has_long: bool 
         return LinearScaling(factor)
     if not factor or factor < 1.0:
         raise ModelError(f"key {keys.arch}.rope.scaling.factor must be at least 1 for yarn, not {factor}")
+    if base <= 1.0:
+        raise ModelError(f"key {keys.arch}.rope.freq_base must be above 1 for yarn, not {base:g}")
     if yarn["beta_slow"] >= yarn["beta_fast"]:
         raise ModelError(f"key {keys.arch}.rope.scaling.yarn_beta_slow must be below yarn_beta_fast")
     return YarnScaling(

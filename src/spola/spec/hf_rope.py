@@ -94,6 +94,8 @@ def read_rope(
     for key, value in values.items():
         if key not in (*_ALWAYS, *_KNOWN[kind]) and value is not None:
             raise ModelError(f"config.json: {where}.{key[:80]} is not supported for rope type {kind}")
+    if kind == "yarn" and theta <= 1.0:
+        raise ModelError(f"config.json: {where}.rope_theta must be above 1 for yarn, not {theta:g}")
     return Rope(dim, theta, "half", _scaling(config, kind, values, context))
 
 
@@ -156,6 +158,8 @@ def _longrope(values: Mapping[str, Any], original: int, context: int) -> LongRop
         if factor is None:
             factor = context / original
         factor = number("rope_parameters.factor", factor, 0.0, 1e6)
+        if original < 2:
+            raise ModelError("config.json: original_max_position_embeddings must be above 1 for longrope")
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
     attention = number("rope_parameters.attention_factor", attention, 1e-3, 1e3)
     return LongRopeScaling(sets[0], sets[1], original, attention)
