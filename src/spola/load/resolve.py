@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from spola.core.errors import ConfigError
+from spola.core.paths import cache_root
 from spola.load.cache import cache_folder
 
 __all__ = [
@@ -61,11 +62,15 @@ def resolve_model(name: str | None) -> ModelPath:
         if found is None:
             raise ConfigError(f"smollm2 is not here: {_HOW_TO_GET}")
         return ModelPath(found, EMBEDDED_NAME)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return _folder(path)
-    if path.exists():
-        return ModelPath(path, path.stem)
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            return _folder(path)
+        if path.exists():
+            return ModelPath(path, path.stem)
+    except (OSError, RuntimeError) as error:  # a name too long for the system; a user who does not exist
+        why = (error.strerror if isinstance(error, OSError) else str(error)) or "cannot be looked up"
+        raise ConfigError(f"MODEL {name[:80]!r}: {why}") from None
     match = _HUB_NAME.fullmatch(name)
     if match and not name.endswith(".gguf"):
         return _from_hub_cache(*match.groups())
@@ -92,12 +97,15 @@ def embedded_model() -> Path | None:
 def hub_cache() -> Path:
     """Where huggingface_hub keeps models, by its own environment variables."""
     direct = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if direct:
-        return Path(direct).expanduser()
     home = os.environ.get("HF_HOME")
-    if not home:
-        home = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(home).expanduser() / "hub"
+    try:
+        if direct:
+            return Path(direct).expanduser()
+        return (Path(home).expanduser() if home else cache_root() / "huggingface") / "hub"
+    except RuntimeError:
+        raise ConfigError(
+            f"{'HF_HUB_CACHE' if direct else 'HF_HOME'} {direct or home!r} names no home folder"
+        ) from None
 
 
 def models_found() -> list[ModelPath]:

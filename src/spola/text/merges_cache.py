@@ -14,6 +14,8 @@ from array import array
 from collections.abc import Mapping
 from pathlib import Path
 
+from spola.core.paths import cache_root
+
 __all__ = ["load", "path_of", "store"]
 
 _MAGIC = b"spola merges 1\n"
@@ -21,10 +23,7 @@ _MAGIC = b"spola merges 1\n"
 
 def path_of(key: str, environ: Mapping[str, str] | None = None) -> Path:
     """Where the merges of the vocabulary ``key`` (a hex digest) are kept."""
-    base = (os.environ if environ is None else environ).get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore a relative path.
-    root = Path(base) if base and os.path.isabs(base) else Path("~/.cache").expanduser()
-    return root / "spola" / "merges" / f"{key}.bin"
+    return cache_root(environ) / "spola" / "merges" / f"{key}.bin"
 
 
 def load(path: Path, n_tokens: int) -> array[int] | None:
