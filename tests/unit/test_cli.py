@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from spola.cli.app import COMMANDS, main
-from spola.formats.gguf_write import write_gguf
+from spola.core.dtype import BY_NAME
+from spola.formats.gguf_write import NewTensor, write_gguf
 from support.cli import spola
 from support.service import tiny_file
-from support.tiny import Tiny
+from support.tiny import Tiny, TinyModel
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +233,52 @@ def test_doctor_has_a_remedy_for_each_problem(tmp_path: Path) -> None:
     assert any("SPOLA_ISA" in problem["what"] for problem in found["problems"])
     assert {"versions", "backends", "processors", "memory", "models"} <= set(found)
     assert "SPOLA_ISA" in spola("doctor", "--quick", SPOLA_ISA="none-such").stdout
+
+
+def in_shell(command: str, model: str) -> subprocess.CompletedProcess[str]:
+    script = f'exec "$0" -m spola {command}'
+    return subprocess.run(
+        ["sh", "-c", script, sys.executable, model], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "out", "err"),
+    [
+        ("<&-", 2, "", "stdin is empty"),
+        (">&- hi", 0, "", "generated tokens"),
+        ("--json 2>&- hi", 0, "{", ""),
+        (">/dev/full hi", 1, "", "spola: error: No space left on device"),
+    ],
+)
+def test_streams_that_are_closed_or_full(model: str, redirection: str, code: int, out: str, err: str) -> None:
+    done = in_shell(f'run -m "$1" --backend null -n 2 {redirection}', model)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert "internal error" not in done.stderr
+    assert err in done.stderr
+    if out:
+        assert json.loads(done.stdout)["usage"]["completion_tokens"] <= 2  # and nothing but the document
+    else:
+        assert done.stdout == ""
+
+
+def test_names_in_a_file_do_not_steer_the_terminal(tmp_path: Path) -> None:
+    hostile = TinyModel(Tiny())
+    hostile.metadata["general.name"] = "a\x1b[31m\nruns yes"
+    tensors = [
+        NewTensor(info.gguf, BY_NAME[tensor.dtype], tensor.shape, tensor.data)
+        for info, tensor in zip(hostile.infos, hostile.tensors, strict=True)
+    ]
+    extra = NewTensor("x\x1b]0;title\x07", BY_NAME["F32"], (4,), bytes(16))
+    write_gguf(tmp_path / "hostile.gguf", hostile.metadata, [*tensors, extra])
+    path = str(tmp_path / "hostile.gguf")
+    for done in (
+        spola("inspect", path, "--tensors"),
+        spola("run", "-m", path, "--backend", "null", "-n", "1", "hi"),
+    ):
+        assert done.returncode == 0
+        assert "\x1b" not in done.stdout + done.stderr
+        assert r"x\x1b]0;title\x07" in done.stdout + done.stderr
+    shown = spola("inspect", path).stdout
+    assert r"a\x1b[31m\nruns yes" in shown

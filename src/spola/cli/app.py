@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from spola import __version__
+from spola.cli.output import printable
 from spola.core import flags
 from spola.core.errors import ConfigError, SpolaError
 
@@ -69,6 +70,7 @@ class _Commands(click.Group):
 
         if not standalone_mode:
             return run()
+        _open_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             reconfigure: Any = getattr(stream, "reconfigure", None)
             if reconfigure is not None:  # a terminal that cannot show a character must not end the program
@@ -110,6 +112,11 @@ def _guarded(run: Any) -> int:
         return 1
     except SpolaError as error:
         return _fail(str(error))
+    except OSError as error:
+        # Nothing of spola's own: a full disk under stdout, or a file that went away.
+        return _fail(
+            f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+        )
     except Exception as error:
         return _fail(f"internal error: {type(error).__name__}: {error}; SPOLA_DEBUG=1 shows where")
     return result if isinstance(result, int) else 0
@@ -122,8 +129,15 @@ def _fail(line: str) -> int:
         debug = False
     if debug:
         traceback.print_exc()
-    print(f"spola: error: {' '.join(line.split())}", file=sys.stderr)
+    print(f"spola: error: {printable(' '.join(line.split()))}", file=sys.stderr)
     return 1
+
+
+def _open_closed_streams() -> None:
+    """Give a stream that was closed by the caller (``>&-``) an end that swallows, or holds, nothing."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (until the end)
 
 
 def _close_stdout() -> None:

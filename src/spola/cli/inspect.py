@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from spola.cli.output import emit_json, json_option
+from spola.cli.output import emit_json, json_option, printable
 from spola.core.errors import SpolaError
 from spola.formats.gguf import GgufFile, open_gguf
 from spola.load.defaults import generation_defaults
@@ -169,7 +169,7 @@ def _list(file: GgufFile) -> list[dict[str, Any]]:
 
 def _show(found: dict[str, Any]) -> None:
     def row(name: str, value: object) -> None:
-        click.echo(f"{name:<14} {value}")
+        click.echo(f"{name:<14} {printable(str(value))}")
 
     row("file", found["path"] + (f" and {found['files'] - 1} more" if found["files"] > 1 else ""))
     row("format", f"GGUF {found['gguf_version']}, alignment {found['alignment']}")
@@ -192,6 +192,6 @@ def _show(found: dict[str, Any]) -> None:
         row("note", line)
     row("runs", "yes" if found["runs"] else "no")
     for part in found.get("tensor_list", ()):
-        click.echo(f"  {part['name']:<40} {part['type']:<8} {part['shape']}")
+        click.echo(f"  {printable(part['name']):<40} {part['type']:<8} {part['shape']}")
     if found.get("template_source"):
-        click.echo(found["template_source"])
+        click.echo(printable(found["template_source"], keep="\n\t"))

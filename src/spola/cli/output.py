@@ -11,7 +11,7 @@ import msgspec
 
 from spola.core.errors import RequestError
 
-__all__ = ["emit_json", "json_option", "note", "read_stdin", "write"]
+__all__ = ["emit_json", "json_option", "note", "printable", "read_stdin", "write"]
 
 json_option: Callable[[Any], Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout."
@@ -31,7 +31,15 @@ def write(text: str) -> None:
 
 def note(line: str) -> None:
     """One line for the person, not for the pipe."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """``text`` with control characters, but those in ``keep``, as escapes.
+
+    Names in a model file must not steer the terminal, or pose as lines of ours.
+    """
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def read_stdin(what: str) -> str:
