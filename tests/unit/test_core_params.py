@@ -36,6 +36,7 @@ BAD = [
     ("stop", ""),
     ("stop", 5),
     ("stop", (5,)),
+    ("stop", ("a\udcff",)),
     ("stop", tuple("abcdefghijklmnopq")),
     ("stop_token_ids", (-1,)),
     ("stop_token_ids", 5),

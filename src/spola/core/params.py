@@ -111,3 +111,5 @@ def _check_stops(stops: Any) -> None:
     for stop in stops:
         if not isinstance(stop, str) or not stop:
             raise RequestError(f"stop must hold non-empty strings, not {stop!r}", param="stop")
+        if any("\ud800" <= c <= "\udfff" for c in stop):
+            raise RequestError(f"stop {stop[:80]!r} is not valid Unicode: it can never occur", param="stop")
