@@ -134,4 +134,6 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         404: f"there is nothing at {request.url.path[:100]}",
         405: f"{request.method} is not allowed here",
     }
-    return error_response(ApiError(error.status_code, said.get(error.status_code, error.detail)))
+    response = error_response(ApiError(error.status_code, said.get(error.status_code, error.detail)))
+    response.headers.update(error.headers or {})  # Allow, with a 405
+    return response
