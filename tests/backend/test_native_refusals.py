@@ -14,6 +14,7 @@ pytest.importorskip("spola._native", reason="the native extension is not built")
 from spola.backends.native import NativeRunner
 from spola.backends.shapes import StepError
 from spola.core.errors import CapacityError, ConfigError, ModelError
+from spola.core.params import SamplingParams
 from spola.core.runner import Tensor
 from spola.core.step import BlockCopy, RequestState, Slice, Step, pack_ids
 from spola.spec.decoder import Alibi, LearnedPositions, MoeMlp, Router
@@ -249,3 +250,17 @@ def test_a_closed_runner_says_so() -> None:
     runner.close()
     with pytest.raises(RuntimeError, match="closed"):
         runner.execute(Step(0, ()))
+
+
+def test_known_ids_outside_of_the_vocabulary_lower_no_logit() -> None:
+    """Penalties count what a RequestState lists; an id without a logit must not be written through."""
+    model = TinyModel(TINY)
+    params = SamplingParams(temperature=0, repetition_penalty=1.3, presence_penalty=1, frequency_penalty=1)
+    answers = []
+    for foreign in ([], [-1, -(2**31), TINY.vocab, 10**6, 2**31 - 1]):
+        runner = load(model)
+        state = RequestState(1, 0, 0, pack_ids([5, 6, *foreign]), 1, params)
+        piece = Slice(1, 0, pack_ids([5, 6]), (pack_ids([0]),), n_head=1)
+        answers.append(runner.execute(Step(0, (piece,), new=(state,))).slices[0].ids)
+        runner.close()
+    assert answers[0] == answers[1]

@@ -105,7 +105,7 @@ std::vector<SliceOut> Decoder::execute(const StepIn& step) {
 
 void Decoder::update_requests(const StepIn& step) {
   for (int64_t id : step.gone) requests_.erase(id);
-  for (const RequestIn& r : step.fresh) requests_.insert_or_assign(r.id, Request(r));
+  for (const RequestIn& r : step.fresh) requests_.insert_or_assign(r.id, Request(r, config_.vocab));
 }
 
 void Decoder::move_blocks(const StepIn& step) {

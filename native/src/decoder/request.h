@@ -23,7 +23,8 @@ struct Request {
   std::vector<double> sums;                     // of final hidden states, for want embed_mean
   int pooled = 0;                               // rows in `sums`
 
-  explicit Request(const RequestIn& in)
+  // Ids outside of the vocabulary have no logit to lower: they are not counted.
+  Request(const RequestIn& in, int vocab)
       : id(in.id),
         choice(in.choice),
         seed(in.seed),
@@ -33,7 +34,10 @@ struct Request {
         total(in.n_ids),
         known(in.n_ids) {
     if (!params.counts_tokens()) return;
-    for (int i = 0; i < in.n_ids; ++i) counts[in.ids[i]] += i < in.n_prompt ? 0 : 1;
+    for (int i = 0; i < in.n_ids; ++i) {
+      if (in.ids[i] < 0 || in.ids[i] >= vocab) continue;
+      counts[in.ids[i]] += i < in.n_prompt ? 0 : 1;
+    }
   }
 
   // One more token of the output.
