@@ -48,6 +48,11 @@ Buffer buffer_of(int b) {
   return static_cast<Buffer>(b);
 }
 
+Epilogue epilogue_of(int e) {
+  if (e < 0 || e > static_cast<int>(Epilogue::kGelu)) throw nb::value_error("there is no such epilogue");
+  return static_cast<Epilogue>(e);
+}
+
 int add_matrix(Decoder& d, const std::string& name, int type, int64_t rows, int64_t cols, nb::handle data) {
   const View view(data);
   nb::gil_scoped_release release;
@@ -85,19 +90,18 @@ void residual(Decoder& d, int input, const NormTuple& norm, float multiplier) {
   d.append(op);
 }
 
-void prepare(Decoder& d, int input, int width, const NormTuple& norm, const std::vector<int>& consumers) {
+void prepare(Decoder& d, int input, int width, const NormTuple& norm, const std::vector<int>& consumers,
+             int rows) {
+  if (rows < 0 || rows > static_cast<int>(Rows::kSlots)) throw nb::value_error("there are no such rows");
   Op op;
   op.kind = OpKind::kPrepare;
-  op.prepare = {buffer_of(input), width, norm_part(norm), d.formats_of(consumers)};
+  op.prepare = {buffer_of(input), width, norm_part(norm), d.formats_of(consumers), static_cast<Rows>(rows)};
   d.append(op);
 }
 
 void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int width, int epilogue,
             float multiplier) {
   if (parts.empty() || parts.size() > kMaxParts) throw nb::value_error("linear: 1 to 4 parts, please");
-  if (epilogue < 0 || epilogue > static_cast<int>(Epilogue::kRelu2)) {
-    throw nb::value_error("there is no such epilogue");
-  }
   Op op;
   op.kind = OpKind::kLinear;
   op.linear = LinearOp{};
@@ -106,8 +110,32 @@ void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int wid
   }
   op.linear.output = buffer_of(output);
   op.linear.width = width;
-  op.linear.epilogue = static_cast<Epilogue>(epilogue);
+  op.linear.epilogue = epilogue_of(epilogue);
   op.linear.multiplier = multiplier;
+  d.append(op);
+}
+
+void route(Decoder& d, int experts, int used, int width, bool normalise, float scale) {
+  Op op;
+  op.kind = OpKind::kRoute;
+  op.route = {experts, used, width, normalise, scale};
+  d.append(op);
+  op.kind = OpKind::kGroup;
+  d.append(op);
+}
+
+void experts(Decoder& d, int count, int gate, int up, int output, int width, int epilogue) {
+  Op op;
+  op.kind = OpKind::kExperts;
+  op.experts = {count, gate, up, buffer_of(output), width, epilogue_of(epilogue)};
+  d.append(op);
+}
+
+void combine(Decoder& d, int width, bool shared, bool shared_gate, int router_width) {
+  Op op;
+  op.kind = OpKind::kCombine;
+  op.barrier = false;  // the residual op that follows works on the same rows
+  op.combine = {width, shared, shared_gate, router_width};
   d.append(op);
 }
 
@@ -214,7 +242,11 @@ NB_MODULE(_native, m) {
            "window"_a, "k_f16"_a, "v_f16"_a, "blocks"_a)
       .def("embed", &embed, "matrix"_a, "scale"_a, "positions"_a, "offset"_a)
       .def("residual", &residual, "input"_a, "norm"_a, "multiplier"_a)
-      .def("prepare", &prepare, "input"_a, "width"_a, "norm"_a, "consumers"_a)
+      .def("prepare", &prepare, "input"_a, "width"_a, "norm"_a, "consumers"_a, "rows"_a = 0)
+      .def("route", &route, "experts"_a, "used"_a, "width"_a, "normalise"_a, "scale"_a)
+      .def("experts", &experts, nb::kw_only(), "count"_a, "gate"_a, "up"_a, "output"_a, "width"_a,
+           "epilogue"_a)
+      .def("combine", &combine, "width"_a, "shared"_a, "shared_gate"_a, "router_width"_a)
       .def("linear", &linear, "parts"_a, "output"_a, "width"_a, "epilogue"_a, "multiplier"_a)
       .def("attention", &attention, nb::kw_only(), "group"_a, "layer"_a, "heads"_a, "scale"_a, "softcap"_a,
            "rope"_a, "q_norm"_a, "k_norm"_a, "norm_whole"_a, "sinks"_a)

@@ -107,9 +107,16 @@ def test_parts_that_are_not_lowered_are_named() -> None:
     mlp = first.mlp
     for fields, message in (
         ({"attention": replace(second.attention, positions=Alibi())}, "Alibi"),
-        ({"mlp": replace(mlp, activation="gelu")}, "the activation gelu"),
         ({"mlp": replace(mlp, clamp=7.0)}, "a clamped activation"),
-        ({"mlp": MoeMlp(4, 2, mlp, Router("softmax", True))}, "MoeMlp"),
+        ({"mlp": MoeMlp(4, 2, replace(mlp, clamp=7.0), Router("softmax", True))}, "a clamped activation"),
+        (
+            {"mlp": MoeMlp(4, 2, mlp, Router("sigmoid", True))},
+            "routing by sigmoid, or with biases or groups",
+        ),
+        (
+            {"mlp": MoeMlp(4, 2, mlp, Router("softmax", True)), "residual": "parallel"},
+            "experts beside attention",
+        ),
     ):
         with pytest.raises(ModelError, match=f"layer 1: the native backend does not have {message} yet"):
             load(model, spec=replace(model.spec, layers=(first, replace(second, **fields))))

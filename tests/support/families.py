@@ -94,7 +94,7 @@ class Run:
         self.runner, self.config, self.vocab = runner, config, vocab
 
     @staticmethod
-    def make_config(spec: DecoderSpec, length: int) -> RunnerConfig:
+    def make_config(spec: DecoderSpec, length: int, threads: int = 1) -> RunnerConfig:
         groups = kv_groups(spec, "f32", "f32")
         blocks = -(-length // BLOCK_TOKENS) + 3
         return RunnerConfig(
@@ -103,6 +103,7 @@ class Run:
             max_step_tokens=4096,
             max_seqs=4,
             max_model_len=length,
+            threads=threads,
         )
 
     def logits(self, ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:

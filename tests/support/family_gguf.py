@@ -17,36 +17,14 @@ import numpy as np
 
 from spola.core.dtype import BY_NAME
 from spola.formats.gguf_write import NewTensor, write_gguf
+from spola.spec.catalog import CATALOG
 from support.blocks import encode
 from support.families import Case
 
 __all__ = ["ARCHS", "gguf_metadata", "write_case_gguf"]
 
-# Model type -> architecture. Falcon's serial form and OLMo 3's have no GGUF of their own.
-ARCHS = {
-    "llama": "llama",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "qwen2": "qwen2",
-    "qwen2_moe": "qwen2moe",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe",
-    "gemma": "gemma",
-    "gemma2": "gemma2",
-    "gemma3_text": "gemma3",
-    "phi3": "phi3",
-    "granite": "granite",
-    "smollm3": "smollm3",
-    "olmo2": "olmo2",
-    "olmo3": "olmo2",
-    "olmoe": "olmoe",
-    "gpt2": "gpt2",
-    "gpt_neox": "gptneox",
-    "starcoder2": "starcoder2",
-    "falcon": "falcon",
-    "stablelm": "stablelm",
-    "phi": "phi2",
-}
+# Model type -> architecture.
+ARCHS = {entry.model_type: entry.arch for entry in CATALOG}
 _PERMUTED = ("llama", "granite", "smollm3")
 _LAYER_NORM = ("gpt2", "gptneox", "starcoder2", "falcon", "stablelm", "phi2")
 

@@ -62,6 +62,9 @@ def test_exp_and_what_is_made_of_it() -> None:
     np.testing.assert_allclose(arrays.tanh(y), np.tanh(wide), rtol=1e-6, atol=1e-7)
     inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
     np.testing.assert_allclose(arrays.gelu_tanh(y), 0.5 * wide * (1 + np.tanh(inner)), rtol=1e-5, atol=1e-6)
+    erf = np.array([math.erf(v / math.sqrt(2)) for v in wide])
+    worst = np.abs(arrays.gelu(y) - 0.5 * wide * (1 + erf)) / np.maximum(np.abs(0.5 * wide), 1e-30)
+    assert worst.max() < 1e-6
 
 
 def test_norms() -> None:

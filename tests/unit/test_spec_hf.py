@@ -40,7 +40,7 @@ def rope(case: str, **changes: Any) -> Rope:
         ("llama", {"hidden_size": 0}, "hidden_size must be between 1 and"),
         ("llama", {"hidden_size": True}, "hidden_size must be an integer, not True"),
         ("llama", {"hidden_size": 50}, "4 attention heads do not divide hidden_size 50"),
-        ("llama", {"hidden_size": 64}, r"tensor model.embed_tokens.weight has shape \[96, 48\], expected"),
+        ("llama", {"hidden_size": 48}, r"tensor model.embed_tokens.weight has shape \[96, 64\], expected"),
         ("llama", {"num_hidden_layers": 4}, r"tensor model\.layers\.3\.input_layernorm\.weight is missing"),
         ("llama", {"num_key_value_heads": 3}, "4 attention heads are no multiple of 3 key and value heads"),
         ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a number, not '1e-5'"),
@@ -58,7 +58,7 @@ def rope(case: str, **changes: Any) -> Rope:
         ("llama", {"rope_scaling": {"type": "linear"}}, "rope_parameters.factor must be a number, not None"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}, "mrope_section"),
         ("llama", {"rope_scaling": [1]}, r"rope_scaling must be an object, not \[1\]"),
-        ("llama", {"partial_rotary_factor": 0.25}, "a rope of 3 of 12 dimensions is not possible"),
+        ("llama", {"partial_rotary_factor": 0.2}, "a rope of 3 of 16 dimensions is not possible"),
         ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quant_method 'gptq' is not"),
         ("qwen3", {"layer_types": ["full_attention"]}, "layer_types must be a list of 3 entries"),
         ("qwen3", {"layer_types": ["linear_attention"] * 3}, "layer_types has 'linear_attention'"),
@@ -160,9 +160,9 @@ def test_cost_of_experts() -> None:
     spec = from_hf(config("mixtral"), table("mixtral")).spec
     mlp = spec.layers[0].mlp
     assert isinstance(mlp, MoeMlp)
-    expert, attention, router = 3 * 48 * 80, 48 * (48 + 24 + 24 + 48), 6 * 48
+    expert, attention, router = 3 * 64 * 96, 64 * (64 + 32 + 32 + 64), 6 * 64
     assert matmul_parameters(spec) == 3 * (2 * expert + attention + router)
     dtypes = {info.name: "F32" for info in manifest(spec)}
     one, all_ = streamed_weight_bytes(spec, dtypes, 1), streamed_weight_bytes(spec, dtypes, 3)
-    assert all_ - one == 4 * (3 * 4 * expert + 2 * 48)
-    assert streamed_weight_bytes(spec, dtypes, 4) - all_ == 4 * 48
+    assert all_ - one == 4 * (3 * 4 * expert + 2 * 64)
+    assert streamed_weight_bytes(spec, dtypes, 4) - all_ == 4 * 64

@@ -120,6 +120,21 @@ void Decoder::check_linear(const LinearOp& op) const {
     refuse("linear: the residual row has another size");
 }
 
+void Decoder::check_experts(const ExpertsOp& op) const {
+  const Matrix& first = model_.matrix(op.gate);
+  for (int e = 0; e < op.experts; ++e) {
+    for (int base : {op.gate, op.up}) {
+      if (base == kNoId) continue;
+      const Matrix& m = model_.matrix(base + e);
+      if (m.rows != first.rows || m.cols != first.cols || m.format != first.format)
+        refuse("experts: their matrices differ in shape or type");
+    }
+  }
+  if (op.width != first.rows) refuse("experts: outputs do not fit the row");
+  if (op.epilogue == Epilogue::kAdd) refuse("experts: their outputs are not added up here");
+  if (op.output != Buffer::kHidden && op.output != Buffer::kExpert) refuse("experts: wrong output buffer");
+}
+
 void Decoder::check_op(const Op& op) const {
   const auto attention = [this](const AttentionShape& s) {
     const KvShape& g = kv_.at(s.group).shape();
@@ -167,6 +182,15 @@ void Decoder::check_op(const Op& op) const {
       if (in_place && op.residual.norm.kind == NormKind::kNone) refuse("residual: a norm is missing");
       return check_norm(op.residual.norm, config_.hidden, "residual");
     }
+    case OpKind::kRoute:
+    case OpKind::kGroup:
+      if (op.route.used < 1 || op.route.used > op.route.experts || op.route.width < op.route.experts)
+        refuse("route: a wrong number of experts");
+      return;
+    case OpKind::kExperts: return check_experts(op.experts);
+    case OpKind::kCombine:
+      if (op.combine.width != config_.hidden) refuse("combine: the residual row has another size");
+      return;
   }
 }
 
@@ -179,6 +203,12 @@ void Decoder::check_program() const {
     if (op.kind == OpKind::kPrepare) {
       width = op.prepare.width;
       formats = op.prepare.formats;
+    }
+    if (op.kind == OpKind::kExperts) {
+      const Matrix& m = model_.matrix(op.experts.gate);
+      if (m.cols != width) refuse("experts: the activations have another width than the matrix");
+      if (!((formats >> static_cast<int>(m.format)) & 1u))
+        refuse("experts: activations are not in the matrix's format");
     }
     if (op.kind != OpKind::kLinear) continue;
     for (int p = 0; p < op.linear.parts; ++p) {

@@ -69,6 +69,16 @@ void Decoder::finish() {
   work_ = std::make_unique<Workspace>(shape, program_, shapes, config_.huge_pages);
   samplers_.assign(pool_.size(), Sampler(kernels_, config_.vocab));
   rows_.bad.reset(new std::atomic<bool>[config_.max_step_tokens]);
+  size_t slots = 0, experts = 0;
+  for (const Op& op : program_.ops) {
+    if (op.kind != OpKind::kRoute) continue;
+    slots = std::max(slots, static_cast<size_t>(op.route.used) * config_.max_step_tokens);
+    experts = std::max(experts, static_cast<size_t>(op.route.experts));
+  }
+  Routing& routing = rows_.routing;
+  for (auto* of_slot : {&routing.expert, &routing.slot, &routing.row_of_slot}) of_slot->resize(slots);
+  routing.weight.resize(slots);
+  routing.begin.resize(experts + 1);
   rows_.block.resize(kv_.size());
   rows_.attention.resize(kv_.size());
 }

@@ -87,6 +87,7 @@ class Decoder {
   void check_program() const;
   void check_op(const Op& op) const;
   void check_linear(const LinearOp& op) const;
+  void check_experts(const ExpertsOp& op) const;
   void check_norm(const NormPart& norm, int width, const char* what) const;
 
   void update_requests(const StepIn& step);

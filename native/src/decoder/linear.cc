@@ -64,6 +64,7 @@ void plain_tile(const LinearOp& op, const OpContext& c, int index, int row, int 
 void activate(Epilogue epilogue, const Kernels& kernels, float* gate, const float* up, int n) {
   if (epilogue == Epilogue::kSilu) return kernels.silu_mul(gate, up, n, gate);
   if (epilogue == Epilogue::kGeluTanh) return kernels.gelu_tanh_mul(gate, up, n, gate);
+  if (epilogue == Epilogue::kGelu) return kernels.gelu_mul(gate, up, n, gate);
   for (int i = 0; i < n; ++i) {
     const float x = gate[i] <= 0.0f ? 0.0f : gate[i];  // a NaN stays one
     gate[i] = (epilogue == Epilogue::kRelu2 ? x * x : x) * up[i];
@@ -107,21 +108,23 @@ bool finish_logits(const HeadOp& head, const Kernels& kernels, int n, float* y) 
 
 }  // namespace
 
+void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, int end) {
+  const bool activation = is_activation(op.epilogue);
+  for (int row = begin, rows = 0; row < end; row += rows) {
+    rows = rows_of_call(end - row, c.kernels->rows);
+    activation ? activated_tile(op, c, tile, row, rows) : plain_tile(op, c, tile, row, rows);
+  }
+}
+
 void run_linear(const LinearOp& op, const OpContext& c, int worker) {
   const bool activation = is_activation(op.epilogue);
   int tiles = 0;
   for (int p = 0; p < (activation ? 1 : op.parts); ++p) tiles += c.model->matrix(op.part[p].matrix).tiles;
   const Range range = share(tiles, worker, c.pool->size());
-  const int most = c.kernels->rows;
-  const int pass = rows_per_pass(c.activations.k, most);
+  const int pass = rows_per_pass(c.activations.k, c.kernels->rows);
   for (int begin = 0; begin < c.rows->count; begin += pass) {
     const int end = std::min(c.rows->count, begin + pass);
-    for (int t = range.begin; t < range.end; ++t) {
-      for (int row = begin, rows = 0; row < end; row += rows) {
-        rows = rows_of_call(end - row, most);
-        activation ? activated_tile(op, c, t, row, rows) : plain_tile(op, c, t, row, rows);
-      }
-    }
+    for (int t = range.begin; t < range.end; ++t) linear_tile(op, c, t, begin, end);
   }
   c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
 }

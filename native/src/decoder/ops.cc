@@ -34,8 +34,11 @@ void embed(const EmbedOp& op, const OpContext& c, int worker) {
 }
 
 void prepare(const PrepareOp& op, const OpContext& c, int worker) {
-  const Range range = share(c.rows->count, worker, c.pool->size());
-  prepare_rows(c, op.norm, c.work->buffer(op.input), op.width, op.formats, range.begin, range.end, nullptr);
+  const Routing& routing = c.rows->routing;
+  const bool slots = op.rows != Rows::kStep;
+  const Range range = share(slots ? routing.slots : c.rows->count, worker, c.pool->size());
+  prepare_rows(c, op.norm, c.work->buffer(op.input), op.width, op.formats, range.begin, range.end,
+               slots ? routing.row_of_slot.data() : nullptr, op.rows == Rows::kGather);
   c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
 }
 
@@ -220,14 +223,16 @@ void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm
 }
 
 void prepare_rows(const OpContext& c, const NormPart& norm, const float* input, int width, uint32_t formats,
-                  int begin, int end, const int32_t* of_row) {
+                  int begin, int end, const int32_t* of_row, bool gather) {
   const Workspace& w = *c.work;
   for (int r = begin; r < end; ++r) {
     const size_t at = static_cast<size_t>(r) * width;
-    const float* x = input + at;
+    const float* x = input + static_cast<size_t>(gather ? of_row[r] : r) * width;
     if (norm.kind != NormKind::kNone) {
       apply_norm(*c.kernels, *c.model, norm, x, width, w.f32 + at, nullptr);
       x = w.f32 + at;
+    } else if (gather) {
+      std::memcpy(w.f32 + at, x, static_cast<size_t>(width) * sizeof(float));
     }
     bool finite = true;
     if (formats & (1u << static_cast<int>(ActFormat::kA8))) {
@@ -241,10 +246,10 @@ void prepare_rows(const OpContext& c, const NormPart& norm, const float* input, 
   }
 }
 
-Activations prepared(const Workspace& w, const NormPart& norm, const float* input, int width) {
+Activations prepared(const Workspace& w, const NormPart& norm, const float* input, int width, bool gather) {
   Activations a;
   a.k = width;
-  a.f32 = norm.kind == NormKind::kNone ? input : w.f32;
+  a.f32 = norm.kind == NormKind::kNone && !gather ? input : w.f32;
   a.q8 = w.q8;
   a.d8 = w.d8;
   a.s8 = w.s8;
@@ -258,13 +263,18 @@ void run_op(const Op& op, OpContext& c, int worker) {
   switch (op.kind) {
     case OpKind::kEmbed: return embed(op.embed, c, worker);
     case OpKind::kPrepare:
-      c.activations = prepared(*c.work, op.prepare.norm, c.work->buffer(op.prepare.input), op.prepare.width);
+      c.activations = prepared(*c.work, op.prepare.norm, c.work->buffer(op.prepare.input), op.prepare.width,
+                               op.prepare.rows == Rows::kGather);
       return prepare(op.prepare, c, worker);
     case OpKind::kLinear: return run_linear(op.linear, c, worker);
     case OpKind::kRopeKv: return rope_kv(op.rope_kv, c, worker);
     case OpKind::kAttention: return attention(op.attention, c, worker);
     case OpKind::kMerge: return merge(op.merge, c, worker);
     case OpKind::kResidual: return residual(op.residual, c, worker);
+    case OpKind::kRoute: return run_route(op.route, c, worker);
+    case OpKind::kGroup: return run_group(op.route, c, worker);
+    case OpKind::kExperts: return run_experts(op.experts, c, worker);
+    case OpKind::kCombine: return run_combine(op.combine, c, worker);
   }
 }
 

@@ -16,6 +16,18 @@
 
 namespace spola {
 
+// The experts of each row of a step, in the layer that is being computed; see experts.cc.
+struct Routing {
+  int used = 0;                      // experts of a row
+  int slots = 0;                     // rows * used
+  std::vector<int32_t> expert;       // [row][used], ascending
+  std::vector<float> weight;         // [row][used]
+  std::vector<int32_t> slot;         // [row][used]: where its products are
+  std::vector<int32_t> row_of_slot;  // [slot]
+  std::vector<int32_t> begin;        // slots of expert e: begin[e] .. begin[e + 1]
+  std::vector<int32_t> next;
+};
+
 // The rows of a step.
 struct StepRows {
   int count = 0;
@@ -24,6 +36,7 @@ struct StepRows {
   std::vector<std::vector<int32_t>> block;   // [group][row]: the block the row's K and V go to
   std::vector<AttentionPlan> attention;      // per group
   std::unique_ptr<std::atomic<bool>[]> bad;  // a value of the row was not finite
+  Routing routing;
 };
 
 // Everything ops read and write.
@@ -40,18 +53,27 @@ struct OpContext {
 
 void run_op(const Op& op, OpContext& c, int worker);
 void run_linear(const LinearOp& op, const OpContext& c, int worker);
+void run_route(const RouteOp& op, const OpContext& c, int worker);
+void run_group(const RouteOp& op, const OpContext& c, int worker);
+void run_experts(const ExpertsOp& op, const OpContext& c, int worker);
+void run_combine(const CombineOp& op, const OpContext& c, int worker);
+
+// Tile `tile` of a linear op for the activation rows begin .. end, which are also the output's.
+void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, int end);
 
 // y = norm(x), n values. y may be x only when `scratch` (n floats) is given.
 void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm, const float* x, int n,
                 float* y, float* scratch);
 
-// The pieces that the head shares with the layers: activations of `count` rows of `input` (row i stands for
-// row of_row[i] of the step when given), and the logits of `count` prepared rows.
+// The pieces that the head shares with the layers: activations of rows begin .. end of `input`, where row i
+// stands for row of_row[i] of the step when given (and is read from there when `gather`), and the logits of
+// `count` prepared rows.
 void prepare_rows(const OpContext& c, const NormPart& norm, const float* input, int width, uint32_t formats,
-                  int begin, int end, const int32_t* of_row);
+                  int begin, int end, const int32_t* of_row, bool gather = false);
 void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_t* of_row, int worker);
 
 // What the next linear ops read, after prepare ops of this input and width.
-Activations prepared(const Workspace& work, const NormPart& norm, const float* input, int width);
+Activations prepared(const Workspace& work, const NormPart& norm, const float* input, int width,
+                     bool gather = false);
 
 }  // namespace spola

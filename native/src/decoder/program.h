@@ -17,12 +17,14 @@ enum class Buffer : int32_t {
   kBranch,  // what goes to the residual stream through a norm, or later
   kDelta,
   kLogits,
+  kRouter,  // scores of experts
+  kExpert,  // outputs of experts; it and kHidden have a row for each slot in layers of experts
   kCount
 };
 
 enum class NormKind : int32_t { kNone = 0, kRms, kLayer };
 // From kSilu on an activation: of the only part, or of part 0 (the gate) times part 1 (the up projection).
-enum class Epilogue : int32_t { kStore = 0, kAdd, kSilu, kGeluTanh, kRelu, kRelu2 };
+enum class Epilogue : int32_t { kStore = 0, kAdd, kSilu, kGeluTanh, kRelu, kRelu2, kGelu };
 
 constexpr bool is_activation(Epilogue e) { return e >= Epilogue::kSilu; }
 
@@ -51,12 +53,17 @@ struct ResidualOp {
   float multiplier = 1.0f;
 };
 
+// Which rows an op works on: those of the step; for every slot (a row at one of its experts) the input row that
+// it stands for; or rows that are slots already.
+enum class Rows : int32_t { kStep = 0, kGather, kSlots };
+
 // activations = norm(input), in every format of `formats` (bits by ActFormat)
 struct PrepareOp {
   Buffer input = Buffer::kResidual;
   int32_t width = 0;
   NormPart norm;
   uint32_t formats = 0;
+  Rows rows = Rows::kStep;
 };
 
 // One matrix of a linear op. A delta (adapters) is added before the bias.
@@ -77,6 +84,35 @@ struct LinearOp {
   int32_t width = 0;  // floats per output row
   Epilogue epilogue = Epilogue::kStore;
   float multiplier = 1.0f;  // of what is added to the residual stream
+};
+
+// From scores in the router buffer to the experts of each row and their weights; then slots, sorted by expert.
+struct RouteOp {
+  int32_t experts = 0;
+  int32_t used = 0;
+  int32_t width = 0;  // floats per row of the router buffer
+  bool normalise = false;
+  float scale = 1.0f;
+};
+
+// The same linear op for every expert, on its slots: gate and up, or (up none) one matrix. Expert e has the
+// matrices gate + e and up + e.
+struct ExpertsOp {
+  int32_t experts = 0;
+  int32_t gate = kNoId;
+  int32_t up = kNoId;
+  Buffer output = Buffer::kNone;
+  int32_t width = 0;  // floats per output row: the rows of each matrix
+  Epilogue epilogue = Epilogue::kStore;
+};
+
+// branch = the weighted outputs of a row's experts, added in the order of their numbers; then (shared) plus what
+// branch was, times the sigmoid of the router buffer's last column (shared_gate).
+struct CombineOp {
+  int32_t width = 0;
+  bool shared = false;
+  bool shared_gate = false;
+  int32_t router_width = 0;  // floats per row of the router buffer
 };
 
 // The heads of one layer within the qkv buffer: queries, then keys, then values.
@@ -106,7 +142,19 @@ struct MergeOp {
   int32_t sinks = kNoId;  // one logit per head that joins the denominator
 };
 
-enum class OpKind : int32_t { kEmbed = 0, kPrepare, kLinear, kRopeKv, kAttention, kMerge, kResidual };
+enum class OpKind : int32_t {
+  kEmbed = 0,
+  kPrepare,
+  kLinear,
+  kRopeKv,
+  kAttention,
+  kMerge,
+  kResidual,
+  kRoute,
+  kGroup,
+  kExperts,
+  kCombine
+};
 
 struct Op {
   OpKind kind = OpKind::kEmbed;
@@ -119,6 +167,9 @@ struct Op {
     AttentionOp attention;
     MergeOp merge;
     ResidualOp residual;
+    RouteOp route;  // of kRoute and kGroup
+    ExpertsOp experts;
+    CombineOp combine;
   };
   Op() : embed() {}
 };

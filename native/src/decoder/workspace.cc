@@ -39,7 +39,14 @@ void Workspace::lay_out(const Program& program, const std::vector<KvShape>& kv, 
   int k = shape_.hidden;  // widest activations
   int record = 0;         // floats of the largest attention record
   int scratch = 0;
+  int slots = 1;  // per row, at most
   for (const Op& op : program.ops) {
+    if (op.kind == OpKind::kRoute) slots = std::max(slots, op.route.used);
+    if (op.kind == OpKind::kCombine) widen(widths_, Buffer::kBranch, op.combine.width);
+    if (op.kind == OpKind::kExperts) {
+      widen(widths_, op.experts.output, op.experts.width);
+      k = std::max(k, op.experts.width);
+    }
     if (op.kind == OpKind::kLinear) widen(widths_, op.linear.output, op.linear.width);
     if (op.kind == OpKind::kPrepare) k = std::max(k, op.prepare.width);
     if (op.kind == OpKind::kMerge) {
@@ -54,20 +61,24 @@ void Workspace::lay_out(const Program& program, const std::vector<KvShape>& kv, 
 
   const size_t rows = static_cast<size_t>(shape_.rows);
   for (size_t b = 0; b < buffers_.size(); ++b) {
-    const size_t n = b == static_cast<size_t>(Buffer::kLogits) ? static_cast<size_t>(shape_.head_rows) : rows;
+    const Buffer buffer = static_cast<Buffer>(b);
+    size_t n = rows;
+    if (buffer == Buffer::kLogits) n = static_cast<size_t>(shape_.head_rows);
+    if (buffer == Buffer::kHidden || buffer == Buffer::kExpert) n = rows * slots;
     take(buffers_[b], n * static_cast<size_t>(widths_[b]));
   }
   const size_t width = static_cast<size_t>(k);
   take(head_input_, static_cast<size_t>(shape_.head_rows) * static_cast<size_t>(shape_.hidden));
   take(partials_, (rows + kSpareRecords) * static_cast<size_t>(record));
   take(scratch_, scratch_floats_ * static_cast<size_t>(shape_.workers));
-  take(q8, rows * width);
-  take(d8, rows * ceil_div<size_t>(width, 32));
-  take(s8, rows * ceil_div<size_t>(width, 32));
-  take(h8, rows * ceil_div<size_t>(width, 16));
-  take(q16, rows * width);
-  take(d16, rows);
-  take(f32, rows * width);
+  const size_t activations = rows * slots;
+  take(q8, activations * width);
+  take(d8, activations * ceil_div<size_t>(width, 32));
+  take(s8, activations * ceil_div<size_t>(width, 32));
+  take(h8, activations * ceil_div<size_t>(width, 16));
+  take(q16, activations * width);
+  take(d16, activations);
+  take(f32, activations * width);
 }
 
 }  // namespace spola

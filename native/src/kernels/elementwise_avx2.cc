@@ -24,6 +24,15 @@ void gelu_tanh_mul(const float* gate, const float* up, int n, float* y) {
   });
 }
 
+void gelu_mul(const float* gate, const float* up, int n, float* y) {
+  each8(n, [&](auto step, long i, __m256i mask) {
+    const __m256 x = load_step(step, gate + i, mask);
+    const __m256 h = _mm256_mul_ps(_mm256_set1_ps(0.5f), x);
+    const __m256 gelu = _mm256_fmadd_ps(h, erf8(_mm256_mul_ps(_mm256_set1_ps(0.7071067812f), x)), h);
+    store_step(step, y + i, mask, _mm256_mul_ps(gelu, load_step(step, up + i, mask)));
+  });
+}
+
 void f32_to_f16(const float* x, int n, uint16_t* y) {
   each8(n, [&](auto step, long i, __m256i mask) {
     const __m128i h = _mm256_cvtps_ph(load_step(step, x + i, mask), _MM_FROUND_TO_NEAREST_INT);

@@ -21,6 +21,13 @@ void gelu_tanh_mul(const float* gate, const float* up, int n, float* y) {
   }
 }
 
+void gelu_mul(const float* gate, const float* up, int n, float* y) {
+  for (int i = 0; i < n; ++i) {
+    const float h = 0.5f * gate[i];
+    y[i] = std::fmaf(h, erf1(0.7071067812f * gate[i]), h) * up[i];
+  }
+}
+
 void f32_to_f16(const float* x, int n, uint16_t* y) {
   for (int i = 0; i < n; ++i) y[i] = f32_to_f16_bits(x[i]);
 }

@@ -1,4 +1,4 @@
-// exp, tanh and the sixteen-lane sum of docs/numerics.md, eight values at a time. For AVX2 sources only.
+// exp, tanh, erf and the sixteen-lane sum of docs/numerics.md, eight values at a time. For AVX2 sources only.
 #pragma once
 
 #include "kernels/simd_avx2.h"
@@ -30,6 +30,20 @@ SPOLA_INLINE __m256 tanh8(__m256 x) {
   const __m256 e = exp8(_mm256_min_ps(_mm256_set1_ps(40.0f), twice));
   const __m256 t = _mm256_sub_ps(one, _mm256_div_ps(_mm256_set1_ps(2.0f), _mm256_add_ps(e, one)));
   return _mm256_or_ps(_mm256_andnot_ps(sign, t), _mm256_and_ps(sign, x));
+}
+
+SPOLA_INLINE __m256 erf8(__m256 x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1.0f);
+  const __m256 a = _mm256_andnot_ps(sign, x);
+  const __m256 t = _mm256_div_ps(one, _mm256_fmadd_ps(_mm256_set1_ps(0.3275911f), a, one));
+  __m256 p = _mm256_set1_ps(1.061405429f);
+  p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-1.453152027f));
+  p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(1.421413741f));
+  p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-0.284496736f));
+  p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(0.254829592f));
+  const __m256 e = exp8(_mm256_xor_ps(_mm256_mul_ps(a, a), sign));
+  const __m256 y = _mm256_sub_ps(one, _mm256_mul_ps(_mm256_mul_ps(p, t), e));
+  return _mm256_or_ps(_mm256_andnot_ps(sign, y), _mm256_and_ps(sign, x));
 }
 
 // The tree of sum16 over lanes 0..7 (low) and 8..15 (high).

@@ -1,4 +1,4 @@
-// exp, tanh and the sixteen-lane sum of docs/numerics.md, one value at a time.
+// exp, tanh, erf and the sixteen-lane sum of docs/numerics.md, one value at a time.
 //
 // For the scalar kernels of this folder (element-wise, norms, attention). Not for SIMD sources.
 #pragma once
@@ -30,6 +30,17 @@ inline float tanh1(float x) {
   const float twice = 2.0f * std::fabs(x);
   const float e = exp1(twice > 40.0f ? 40.0f : twice);
   return std::copysign(1.0f - 2.0f / (e + 1.0f), x);
+}
+
+inline float erf1(float x) {
+  const float a = std::fabs(x);
+  const float t = 1.0f / std::fmaf(0.3275911f, a, 1.0f);
+  float p = 1.061405429f;
+  p = std::fmaf(p, t, -1.453152027f);
+  p = std::fmaf(p, t, 1.421413741f);
+  p = std::fmaf(p, t, -0.284496736f);
+  p = std::fmaf(p, t, 0.254829592f);
+  return std::copysign(1.0f - p * t * exp1(-(a * a)), x);
 }
 
 // Sixteen running sums, element i in lane i % 16, and their tree.

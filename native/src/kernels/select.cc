@@ -43,6 +43,7 @@ namespace {
   table.layer_norm = isa_name::layer_norm;                \
   table.silu_mul = isa_name::silu_mul;                    \
   table.gelu_tanh_mul = isa_name::gelu_tanh_mul;          \
+  table.gelu_mul = isa_name::gelu_mul;                    \
   table.f32_to_f16 = isa_name::f32_to_f16;                \
   table.exp_many = isa_name::exp_many;                    \
   table.attention_segment = attention_segment_##isa_name; \

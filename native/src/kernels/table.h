@@ -83,6 +83,7 @@ struct Kernels {
   // element-wise
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);       // may alias
   void (*gelu_tanh_mul)(const float* gate, const float* up, int n, float* y);  // may alias
+  void (*gelu_mul)(const float* gate, const float* up, int n, float* y);       // may alias
   void (*f32_to_f16)(const float* x, int n, uint16_t* y);
   void (*exp_many)(const float* x, int n, float* y);
 

@@ -31,6 +31,7 @@
   void layer_norm(const float* x, const float* w, const float* b, float eps, int n, float* y); \
   void silu_mul(const float* gate, const float* up, int n, float* y);                          \
   void gelu_tanh_mul(const float* gate, const float* up, int n, float* y);                     \
+  void gelu_mul(const float* gate, const float* up, int n, float* y);                          \
   void f32_to_f16(const float* x, int n, uint16_t* y);                                         \
   void exp_many(const float* x, int n, float* y);                                              \
   float max_many(const float* x, int n);                                                       \

@@ -21,20 +21,23 @@ from spola.spec.decoder import (
     Layer,
     LayerNorm,
     LearnedPositions,
+    MoeMlp,
     NoPositions,
     Norm,
     RmsNorm,
     Rope,
+    Router,
 )
 from spola.spec.rope import factors_tensor, inverse_frequencies
 
 __all__ = ["Tensors", "check", "lower", "norm_offsets"]
 
-# program.h: Buffer, NormKind, Epilogue, kNoId
-_RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH = 0, 1, 2, 3, 4
+# program.h: Buffer, NormKind, Epilogue, Rows, kNoId
+_RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH, _ROUTER, _EXPERT = 0, 1, 2, 3, 4, 7, 8
 _NO_NORM, _RMS, _LAYER = 0, 1, 2
 _STORE, _ADD = 0, 1
-_ACTIVATIONS = {"silu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
+_ACTIVATIONS = {"silu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5, "gelu": 6}
+_GATHER, _SLOTS = 1, 2
 _NONE = -1
 
 _NormRecord = tuple[int, int, int, float]
@@ -43,7 +46,10 @@ _Part = tuple[int, int, int]  # matrix, bias, first column
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Indices of packed matrices and of vectors by canonical name, and the values of rope factors."""
+    """Indices of packed matrices and of vectors by canonical name, and the values of rope factors.
+
+    Of a stack of experts the index is the first one's; the others follow.
+    """
 
     matrices: Mapping[str, int]
     vectors: Mapping[str, int]
@@ -67,14 +73,23 @@ def _missing(layer: Layer) -> str | None:
         case other:
             return type(other).__name__
     match layer.mlp:
-        case DenseMlp(clamp=None, activation="silu" | "gelu_tanh" | "relu" | "relu2"):
+        case DenseMlp(clamp=None):
             return None
-        case DenseMlp(clamp=float()):
+        case DenseMlp():
             return "a clamped activation"
-        case DenseMlp(activation=activation):
-            return f"the activation {activation}"
-        case other_mlp:
-            return type(other_mlp).__name__
+        case MoeMlp() as moe:
+            return _missing_experts(moe, layer)
+
+
+def _missing_experts(moe: MoeMlp, layer: Layer) -> str | None:
+    match moe:
+        case MoeMlp(router=Router(scoring="softmax", bias=False, selection_bias=False, groups=1)):
+            pass
+        case MoeMlp(router=router):
+            return f"routing by {router.scoring}, or with biases or groups"
+    if moe.expert.clamp is not None or (moe.shared is not None and moe.shared.clamp is not None):
+        return "a clamped activation"
+    return "experts beside attention" if layer.residual == "parallel" else None
 
 
 def norm_offsets(spec: DecoderSpec) -> dict[str, float]:
@@ -217,8 +232,10 @@ class _Program:
 
     def mlp(self, layer: Layer, index: int) -> None:
         m = layer.mlp
-        assert isinstance(m, DenseMlp)
         prefix, hidden = f"layers.{index}.", self.spec.hidden
+        if isinstance(m, MoeMlp):
+            self._moe(m, layer, prefix)
+            return
         names = {"mlp.gate": 0, "mlp.up": 0} if m.gated else {"mlp.up": 0}
         inner = [(matrix, bias, 0) for matrix, bias, _ in self._parts(prefix, names, m.bias)]
         if layer.residual == "parallel" and layer.pre_mlp_norm is None:
@@ -231,6 +248,42 @@ class _Program:
             self.decoder.residual(_BRANCH, norm, layer.residual_scale)
         down = self._parts(prefix, {"mlp.down": hidden}, m.bias)
         self._close(_HIDDEN, m.ff, down, layer, layer.post_mlp_norm, f"{prefix}post_mlp_norm")
+
+    def _moe(self, m: MoeMlp, layer: Layer, prefix: str) -> None:
+        """Experts and the shared expert, summed up in the branch buffer, then into the residual stream."""
+        matrices, hidden, ff = self.tensors.matrices, self.spec.hidden, m.expert.ff
+        name, mlp = f"{prefix}pre_mlp_norm", f"{prefix}mlp."
+        router = [(matrices[f"{mlp}router.weight"], _NONE, 0)]
+        if m.shared_gate:
+            router.append((matrices[f"{mlp}shared_gate.weight"], _NONE, m.experts))
+        width = m.experts + m.shared_gate
+        self._prepare(layer.pre_mlp_norm, name, router)
+        self.decoder.linear(router, _ROUTER, width, _STORE, 1.0)
+        self.decoder.route(m.experts, m.used, width, m.router.normalise, m.router.scale)
+        gate, up, down = (matrices[f"{mlp}experts.{part}.weight"] for part in ("gate", "up", "down"))
+        pre = self.norm(layer.pre_mlp_norm, name, hidden)
+        inner = [base + e for base in (gate, up) for e in range(m.experts)]
+        self.decoder.prepare(_RESIDUAL, hidden, pre, inner, _GATHER)
+        activation = _ACTIVATIONS[m.expert.activation]
+        self.decoder.experts(count=m.experts, gate=gate, up=up, output=_HIDDEN, width=ff, epilogue=activation)
+        outer = [down + e for e in range(m.experts)]
+        self.decoder.prepare(_HIDDEN, ff, (_NO_NORM, _NONE, _NONE, 0.0), outer, _SLOTS)
+        self.decoder.experts(
+            count=m.experts, gate=down, up=_NONE, output=_EXPERT, width=hidden, epilogue=_STORE
+        )
+        if m.shared is not None:
+            self._shared(m.shared, layer, name, f"{mlp}shared.")
+        self.decoder.combine(hidden, m.shared is not None, m.shared_gate, width)
+        post = self.norm(layer.post_mlp_norm, f"{prefix}post_mlp_norm", hidden)
+        self.decoder.residual(_BRANCH, post, layer.residual_scale)
+
+    def _shared(self, m: DenseMlp, layer: Layer, norm: str, prefix: str) -> None:
+        """The expert of every row, into the branch buffer."""
+        names = {"gate": 0, "up": 0} if m.gated else {"up": 0}
+        inner = [(matrix, bias, 0) for matrix, bias, _ in self._parts(prefix, names, m.bias)]
+        self._prepare(layer.pre_mlp_norm, norm, inner)
+        self.decoder.linear(inner, _HIDDEN, m.ff, _ACTIVATIONS[m.activation], 1.0)
+        self._linear(_HIDDEN, m.ff, self._parts(prefix, {"down": self.spec.hidden}, m.bias), _BRANCH, 1.0)
 
     def _prepare(self, norm: Norm | None, name: str, parts: list[_Part]) -> None:
         hidden = self.spec.hidden

@@ -20,7 +20,7 @@ from spola.backends.native.lower import Tensors, check, lower, norm_offsets
 from spola.backends.native.probe import requested_isa
 from spola.backends.shapes import StepError
 from spola.core import flags
-from spola.core.dtype import BY_NAME
+from spola.core.dtype import BY_NAME, nbytes
 from spola.core.errors import CapacityError, ConfigError, ModelError
 from spola.core.runner import KV_BYTES, Capabilities, KvGroup, RunnerConfig, Tensor
 from spola.core.step import RequestState, SliceOutput, Step, StepOutput, TokenLogprob, Want
@@ -31,7 +31,7 @@ __all__ = ["NativeRunner"]
 
 _WANTS: dict[Want, int] = {"sample": 0, "score": 1, "embed_last": 2, "embed_mean": 3, "logits": 4}
 _TILE_ROWS = 16
-_MATRIX_ROLES = ("embedding", "positions", "linear", "head")
+_MATRIX_ROLES = ("embedding", "positions", "linear", "router", "head")
 
 
 class NativeRunner:
@@ -56,9 +56,10 @@ class NativeRunner:
             dtype = dtypes.get(info.name)
             if dtype is None:
                 continue
-            if info.role in _MATRIX_ROLES:
-                rows, columns = info.shape
-                total += _native.packed_bytes(BY_NAME[dtype].gguf_id, rows, columns, precise)
+            if info.role in _MATRIX_ROLES or info.role == "experts":
+                *stack, rows, columns = info.shape
+                size = _native.packed_bytes(BY_NAME[dtype].gguf_id, rows, columns, precise)
+                total += math.prod(stack) * size
             else:
                 total += 4 * math.prod(info.shape)
         return total
@@ -203,9 +204,8 @@ def _weight_limit(spec: DecoderSpec, config: RunnerConfig) -> int:
     """More bytes than packed weights and rope tables can take: addresses are reserved for them at once."""
     total = 1 << 20
     for info in manifest(spec):
-        columns = info.shape[-1]
-        rows = info.shape[0] if len(info.shape) == 2 else 1
-        total += (rows + _TILE_ROWS) * columns * 4 + 64
+        *stack, rows, columns = (1, *info.shape)[-3:] if len(info.shape) > 1 else (1, 1, *info.shape)
+        total += math.prod(stack) * ((rows + _TILE_ROWS) * columns * 4 + 64)
     for layer in spec.layers:
         total += config.max_model_len * getattr(layer.attention.positions, "dim", 0) * 4 + 128
         total += 16 * spec.hidden + 256
@@ -247,6 +247,8 @@ def _take(spec: DecoderSpec, tensors: Iterable[Tensor], decoder: _native.Decoder
         if info.role in _MATRIX_ROLES:
             rows, columns = tensor.shape
             matrices[tensor.name] = decoder.add_matrix(tensor.name, dtype.gguf_id, rows, columns, tensor.data)
+        elif info.role == "experts":
+            matrices[tensor.name] = _add_experts(decoder, tensor)
         elif info.role == "rope":
             factors[tensor.name] = _factors(tensor)
         else:
@@ -258,6 +260,20 @@ def _take(spec: DecoderSpec, tensors: Iterable[Tensor], decoder: _native.Decoder
         if info.required and not (name in matrices or name in vectors or name in factors):
             raise ModelError(f"tensor {info.gguf} is missing; the file is incomplete or of another kind")
     return Tensors(matrices, vectors, factors)
+
+
+def _add_experts(decoder: _native.Decoder, tensor: Tensor) -> int:
+    """One matrix for each expert of a stack, one after the other; the index of the first."""
+    experts, rows, columns = tensor.shape
+    dtype = BY_NAME[tensor.dtype]
+    size = nbytes(dtype, rows * columns)
+    data = memoryview(tensor.data).cast("B")
+    first = 0
+    for e in range(experts):
+        part = data[e * size : (e + 1) * size]
+        index = decoder.add_matrix(f"{tensor.name} of expert {e}", dtype.gguf_id, rows, columns, part)
+        first = index - e
+    return first
 
 
 def _check_shape(tensor: Tensor, info: TensorInfo) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "Ints",
     "cephes_exp",
     "fma",
+    "gelu",
     "gelu_tanh",
     "narrow",
     "silu",
@@ -126,6 +127,21 @@ def silu(x: F32) -> F32:
 def tanh(x: F32) -> F32:
     e = cephes_exp(np.minimum(np.float32(2) * np.abs(x), np.float32(40)))
     return narrow(np.copysign(_ONE - np.float32(2) / (e + _ONE), x))
+
+
+def erf(x: F32) -> F32:
+    """Abramowitz and Stegun, 7.1.26."""
+    a = np.abs(x)
+    t = _ONE / fma(np.float32(0.3275911), a, _ONE)
+    p = fma(np.float32(1.061405429), t, np.float32(-1.453152027))
+    for c in (1.421413741, -0.284496736, 0.254829592):
+        p = fma(p, t, np.float32(c))
+    return narrow(np.copysign(_ONE - p * t * cephes_exp(-(a * a)), x))
+
+
+def gelu(x: F32) -> F32:
+    h = np.float32(0.5) * x
+    return fma(h, erf(np.float32(0.7071067812) * x), h)
 
 
 def gelu_tanh(x: F32) -> F32:

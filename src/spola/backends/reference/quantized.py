@@ -16,6 +16,7 @@ from spola.backends.reference.arrays import (
     Accumulator,
     Bool,
     fma,
+    gelu,
     gelu_tanh,
     silu,
     sum16,
@@ -148,12 +149,12 @@ class QuantizedMaths:
                 return silu
             case "gelu_tanh":
                 return gelu_tanh
+            case "gelu":
+                return gelu
             case "relu":
                 return _relu
             case "relu2":
                 return _relu2
-            case other:
-                raise ModelError(f"activation {other} has no quantized arithmetic; use the f32 reference")
 
     def softcap(self, x: F32, cap: float) -> F32:
         return np.float32(cap) * tanh(x / np.float32(cap))

@@ -13,13 +13,13 @@ __all__ = ["route"]
 def route(scores: F32, used: int, router: Router) -> F32:
     """Weights [rows, experts] from router scores [rows, experts], 0 for experts that are not chosen.
 
-    The ``used`` largest probabilities win, ties by lower number; with ``normalise`` they are divided by their
+    The ``used`` largest scores win, ties by lower number; with ``normalise`` they are divided by their
     sum (Mixtral, arXiv 2401.04088). Softmax in f64, weights in f32.
     """
+    chosen = np.argsort(-scores, axis=1, kind="stable")[:, :used]
     wide = scores.astype(np.float64)
     wide = np.exp(wide - wide.max(axis=1, keepdims=True))
     wide /= wide.sum(axis=1, keepdims=True)
-    chosen = np.argsort(-wide, axis=1, kind="stable")[:, :used]
     kept = np.take_along_axis(wide, chosen, axis=1)
     if router.normalise:
         kept /= kept.sum(axis=1, keepdims=True)

@@ -1,0 +1,137 @@
+// Mixtures of experts: which experts a row goes to, their products, and the weighted sum.
+//
+// A slot is a row at one of its experts. Slots are sorted by expert and then by row, so that an expert's weights are
+// read once for all of its rows; what a slot gives does not depend on the others.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/align.h"
+#include "decoder/ops.h"
+
+namespace spola {
+namespace {
+
+// The `used` largest scores, ties by lower number, as ascending numbers.
+void choose(const float* scores, int experts, int used, int32_t* chosen) {
+  for (int j = 0; j < used; ++j) {
+    int best = -1;
+    for (int e = 0; e < experts; ++e) {
+      const bool taken = std::find(chosen, chosen + j, e) != chosen + j;
+      if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
+    }
+    chosen[j] = best;
+  }
+  std::sort(chosen, chosen + used);
+}
+
+void route_row(const RouteOp& op, const OpContext& c, int row) {
+  const float* scores = c.work->buffer(Buffer::kRouter) + static_cast<size_t>(row) * op.width;
+  const float most = c.kernels->max_many(scores, op.experts);
+  int32_t* chosen = c.rows->routing.expert.data() + static_cast<size_t>(row) * op.used;
+  float* weight = c.rows->routing.weight.data() + static_cast<size_t>(row) * op.used;
+  if (!std::isfinite(most)) {
+    c.rows->bad[row].store(true, std::memory_order_relaxed);
+    for (int j = 0; j < op.used; ++j) chosen[j] = j, weight[j] = 0.0f;
+    return;
+  }
+  choose(scores, op.experts, op.used, chosen);
+  float total = 0.0f;
+  for (int e = 0; !op.normalise && e < op.experts; ++e) {
+    float x = scores[e] - most;
+    c.kernels->exp_many(&x, 1, &x);
+    total += x;
+  }
+  for (int j = 0; j < op.used; ++j) {
+    weight[j] = scores[chosen[j]] - most;
+    c.kernels->exp_many(weight + j, 1, weight + j);
+    if (op.normalise) total += weight[j];
+  }
+  for (int j = 0; j < op.used; ++j) weight[j] = weight[j] / total * op.scale;
+}
+
+// Which expert the n-th tile belongs to, counted over the experts that have slots; then the tile within it.
+int expert_of(const Routing& routing, int experts, int tiles, int* tile) {
+  for (int e = 0; e < experts; ++e) {
+    if (routing.begin[e] == routing.begin[e + 1]) continue;
+    if (*tile < tiles) return e;
+    *tile -= tiles;
+  }
+  return experts;
+}
+
+}  // namespace
+
+void run_route(const RouteOp& op, const OpContext& c, int worker) {
+  const Range range = share(c.rows->count, worker, c.pool->size());
+  for (int row = range.begin; row < range.end; ++row) route_row(op, c, row);
+}
+
+void run_group(const RouteOp& op, const OpContext& c, int worker) {
+  if (worker != 0) return;
+  Routing& routing = c.rows->routing;
+  const int count = c.rows->count * op.used;
+  std::fill(routing.begin.begin(), routing.begin.begin() + op.experts + 1, 0);
+  for (int i = 0; i < count; ++i) ++routing.begin[routing.expert[i] + 1];
+  for (int e = 0; e < op.experts; ++e) routing.begin[e + 1] += routing.begin[e];
+  routing.next.assign(routing.begin.begin(), routing.begin.begin() + op.experts);
+  for (int i = 0; i < count; ++i) {
+    const int slot = routing.next[routing.expert[i]]++;
+    routing.row_of_slot[slot] = i / op.used;
+    routing.slot[i] = slot;
+  }
+  routing.slots = count;
+  routing.used = op.used;
+}
+
+void run_experts(const ExpertsOp& op, const OpContext& c, int worker) {
+  const Routing& routing = c.rows->routing;
+  const Matrix& first = c.model->matrix(op.gate);
+  int busy = 0;
+  for (int e = 0; e < op.experts; ++e) busy += routing.begin[e] != routing.begin[e + 1];
+  const Range range = share(busy * first.tiles, worker, c.pool->size());
+  LinearOp linear;
+  linear.parts = op.up == kNoId ? 1 : 2;
+  linear.output = op.output;
+  linear.width = op.width;
+  linear.epilogue = op.epilogue;
+  for (int i = range.begin; i < range.end; ++i) {
+    int tile = i;
+    const int e = expert_of(routing, op.experts, first.tiles, &tile);
+    linear.part[0].matrix = op.gate + e;
+    linear.part[1].matrix = op.up + e;
+    linear_tile(linear, c, tile, routing.begin[e], routing.begin[e + 1]);
+  }
+  c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
+}
+
+void run_combine(const CombineOp& op, const OpContext& c, int worker) {
+  const Routing& routing = c.rows->routing;
+  const size_t width = static_cast<size_t>(op.width);
+  const size_t scores = static_cast<size_t>(op.router_width);
+  float* sum = c.work->scratch(worker);
+  const Range range = share(c.rows->count, worker, c.pool->size());
+  for (int row = range.begin; row < range.end; ++row) {
+    std::memset(sum, 0, width * sizeof(float));
+    for (int j = 0; j < routing.used; ++j) {
+      const size_t i = static_cast<size_t>(row) * routing.used + j;
+      const float* y = c.work->buffer(Buffer::kExpert) + routing.slot[i] * width;
+      for (size_t d = 0; d < width; ++d) sum[d] += routing.weight[i] * y[d];
+    }
+    float* out = c.work->buffer(Buffer::kBranch) + row * width;
+    if (!op.shared) {
+      std::memcpy(out, sum, width * sizeof(float));
+      continue;
+    }
+    float gate = 1.0f;
+    if (op.shared_gate) {
+      float e = -c.work->buffer(Buffer::kRouter)[row * scores + scores - 1];
+      c.kernels->exp_many(&e, 1, &e);
+      gate = 1.0f / (1.0f + e);
+    }
+    for (size_t d = 0; d < width; ++d) out[d] = sum[d] + out[d] * gate;
+  }
+}
+
+}  // namespace spola

@@ -1,0 +1,50 @@
+"""What people call the models that the rows describe, for the documentation. Reads nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CATALOG", "Entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``model_type`` as in ``config.json``, ``arch`` as in GGUF. ``limits``: what is refused or decided."""
+
+    models: str
+    model_type: str
+    arch: str
+    limits: str = ""
+
+
+CATALOG = (
+    Entry(
+        "Llama 1 to 3.x, SmolLM, SmolLM2 and others of that shape", "llama", "llama", "dynamic rope scaling"
+    ),
+    Entry("Mistral, Mistral Nemo", "mistral", "llama"),
+    Entry("Mixtral", "mixtral", "llama"),
+    Entry("Qwen 2, Qwen 2.5", "qwen2", "qwen2", "GGUF files say nothing of windows"),
+    Entry("Qwen 1.5 and 2 with experts", "qwen2_moe", "qwen2moe"),
+    Entry("Qwen 3", "qwen3", "qwen3", "GGUF files say nothing of windows"),
+    Entry("Qwen 3 with experts", "qwen3_moe", "qwen3moe", "in GGUF every layer has experts"),
+    Entry("Gemma 1", "gemma", "gemma"),
+    Entry("Gemma 2", "gemma2", "gemma2", "attention in both directions"),
+    Entry("Gemma 3", "gemma3_text", "gemma3", "text only: of a model with images that part is loaded"),
+    Entry(
+        "Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
+        "phi3",
+        "phi3",
+        "the set of LongRoPE factors is chosen when the model is loaded, by the positions served",
+    ),
+    Entry("Granite 3 (dense)", "granite", "granite"),
+    Entry("SmolLM3", "smollm3", "smollm3", "in GGUF every fourth layer has no rope"),
+    Entry("OLMo 2", "olmo2", "olmo2"),
+    Entry("OLMo 3", "olmo3", "olmo2"),
+    Entry("OLMoE", "olmoe", "olmoe", "clip_qkv"),
+    Entry("GPT-2", "gpt2", "gpt2", "in GGUF no scaling by layer"),
+    Entry("GPT-NeoX, Pythia", "gpt_neox", "gptneox", "in GGUF the activation is the exact gelu"),
+    Entry("StarCoder 2", "starcoder2", "starcoder2"),
+    Entry("Falcon 1", "falcon", "falcon", "ALiBi; in GGUF only the parallel form"),
+    Entry("StableLM 2", "stablelm", "stablelm", "norms of q and k for each head"),
+    Entry("Phi-1.5, Phi-2", "phi", "phi2", "norms of q and k"),
+)
