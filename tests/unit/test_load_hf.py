@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from spola import LLM, SamplingParams
+from spola.cli import main as cli
 from spola.core.errors import ModelError
 from spola.load.model import open_model, open_tokenizer
 from spola.load.resolve import ModelPath, resolve_model
 from support.families import read_case, write_folder
+from support.sentencepiece import sentencepiece_model
 from support.tiny import Tiny, write_tiny_gguf, write_tiny_safetensors
 
 CASE = read_case("llama")
@@ -87,7 +92,22 @@ def test_types_and_shards_load_to_the_same_tensors(tmp_path: Path, dtype: str) -
             found.append({t.name: (t.dtype, t.shape, bytes(t.data)) for t in opened.tensors()})
             assert opened.weights_bytes == sum(len(data) for _, _, data in found[-1].values())
     assert found[0] == found[1]
-    assert found[0]["layers.1.mlp.up.weight"][:2] == (dtype, (80, 48))
+    assert found[0]["layers.1.mlp.up.weight"][:2] == (
+        dtype,
+        CASE.weights["model.layers.1.mlp.up_proj.weight"].shape,
+    )
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_head_in_the_files_of_a_tied_model(tmp_path: Path, same: bool) -> None:
+    case = read_case("llama3")
+    head = case.weights["model.embed_tokens.weight"] * np.float32(1 if same else 0.5)
+    write_folder(tmp_path, replace(case, weights={**case.weights, "lm_head.weight": head}))
+    write_tokenizer(tmp_path, write_tiny_gguf(tmp_path.parent / "t.gguf", Tiny()).metadata)
+    with open_model(where(tmp_path)) as opened:
+        assert opened.spec.head.tied is same
+        assert any("lm_head" in line for line in opened.warnings) is not same
+        assert ("head.weight" in {t.name for t in opened.tensors()}) is not same
 
 
 def test_a_stray_file_is_not_read(tmp_path: Path) -> None:
@@ -140,9 +160,33 @@ def test_named_chat_templates(folder: Path) -> None:
             assert opened.template == wanted
 
 
+def test_a_sentencepiece_model_where_there_is_no_json(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(sentencepiece_model())
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
+    with open_model(where(folder)) as opened:
+        assert opened.tokenizer.decode(opened.tokenizer.encode("ab c")) == "ab c"
+        assert opened.tokenizer.eos_ids == {2, 7}
+
+
 def test_only_the_tokenizer(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert open_tokenizer(folder).encode("the 12") != []
+
+
+def test_inspect(folder: Path) -> None:
+    result = CliRunner().invoke(cli, ["inspect", str(folder), "--json", "--tensors"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["runs"] is True
+    assert (found["format"], found["architecture"]) == ("safetensors", "llama")
+    assert (found["model"]["layers"], found["tokenizer"]["size"]) == (2, 288 - 19)
+    assert len(found["tensor_list"]) == found["tensors"]
+    edit("config.json", model_type="mamba")(folder)
+    result = CliRunner().invoke(cli, ["inspect", str(folder)])
+    assert result.exit_code == 0
+    assert "model: config.json: model_type 'mamba' is not supported" in result.output
 
 
 def edit(name: str, **changes: Any) -> Callable[[Path], None]:
@@ -194,7 +238,7 @@ EMBED = "model.embed_tokens.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (remove("tokenizer.json"), "has no tokenizer.json"),
+        (remove("tokenizer.json"), "has no tokenizer.json and no tokenizer.model"),
         (remove("model.safetensors"), "holds no .safetensors file"),
         (only_pickled, "holds weights as pytorch_model.bin only, which is pickled; safetensors are needed"),
         (

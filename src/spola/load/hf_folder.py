@@ -6,6 +6,7 @@ Only JSON, Jinja source and safetensors are read; nothing pickled, and no code t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from spola.load.opened import Model
 from spola.load.resolve import ModelPath
 from spola.load.weights import source_dtypes
 from spola.spec.cost import weight_bytes
-from spola.spec.from_hf import from_hf, refuse_quantized
+from spola.spec.from_hf import HfModel, from_hf, refuse_quantized
 from spola.text.hf import build_tokenizer
+from spola.text.spm_file import gguf_keys_of
 from spola.text.tokenizer import Tokenizer
 
-__all__ = ["is_hf_folder", "open_hf_folder", "open_hf_tokenizer"]
+__all__ = ["folder_template", "is_hf_folder", "open_hf_folder", "open_hf_tokenizer"]
 
 _TOKENIZER_LIMIT = 128 << 20
 _TEMPLATE_LIMIT = 1 << 20
+_COMPARED = 1 << 20  # bytes at a time
 
 
 def is_hf_folder(path: Path) -> bool:
@@ -69,6 +72,10 @@ def _read(where: ModelPath, config: Mapping[str, Any], file: FolderTensors) -> M
     # Types that cannot be loaded are named when such a tensor is needed, not when it only lies there.
     table |= {name: (tensor.type_name, tensor.shape) for name, tensor in file.unsupported.items()}
     model = from_hf(config, table, where.name)
+    if model.spec.head.tied and _has_own_head(file, model):
+        model = from_hf(config, table, where.name, tied=False)
+        note = "lm_head.weight differs from the embedding that it should be tied to, and is used"
+        model = replace(model, warnings=(*model.warnings, note))
     generation = _optional(folder / "generation_config.json")
     defaults, warnings = folder_defaults(generation)
     return Model(
@@ -76,7 +83,7 @@ def _read(where: ModelPath, config: Mapping[str, Any], file: FolderTensors) -> M
         path=folder,
         spec=model.spec,
         tokenizer=_tokenizer(folder, config, generation),
-        template=_template(folder),
+        template=folder_template(folder),
         defaults=defaults,
         fingerprint=file.fingerprint,
         weights_bytes=weight_bytes(model.spec, source_dtypes(file, model.sources)),
@@ -86,13 +93,32 @@ def _read(where: ModelPath, config: Mapping[str, Any], file: FolderTensors) -> M
     )
 
 
+def _has_own_head(file: FolderTensors, model: HfModel) -> bool:
+    """Whether a tied model's files hold a head that is another one: ``transformers`` then uses it."""
+    heads = [entry for name, entry in file.tensors.items() if name.endswith("lm_head.weight")]
+    embedding = file.entry(model.sources["embedding.weight"][0].name)
+    if not heads or heads[0].name == embedding.name:
+        return False
+    head = heads[0]
+    if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
+        return True
+    for start in range(0, head.nbytes, _COMPARED):
+        size = min(_COMPARED, head.nbytes - start)
+        if file.read_range(head.name, start, size) != file.read_range(embedding.name, start, size):
+            return True
+    return False
+
+
 def _tokenizer(folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise file_error(folder, "has no tokenizer.json; a folder with that file is needed")
     ends = _ids(generation, "generation_config.json") | _ids(config, "config.json")
-    data = read_json(path, _TOKENIZER_LIMIT)
-    return build_tokenizer(data, _optional(folder / "tokenizer_config.json"), ends)
+    settings = _optional(folder / "tokenizer_config.json")
+    path, sentencepiece = folder / "tokenizer.json", folder / "tokenizer.model"
+    if path.exists():
+        return build_tokenizer(read_json(path, _TOKENIZER_LIMIT), settings, ends)
+    if sentencepiece.exists():
+        data = _whole(sentencepiece, _TOKENIZER_LIMIT)
+        return Tokenizer.from_gguf(gguf_keys_of(data, settings), ends)
+    raise file_error(folder, "has no tokenizer.json and no tokenizer.model; one of them is needed")
 
 
 def _ids(values: Mapping[str, Any], name: str) -> set[int]:
@@ -105,16 +131,12 @@ def _ids(values: Mapping[str, Any], name: str) -> set[int]:
     return set(ids)
 
 
-def _template(folder: Path) -> str | None:
-    """The chat template: a file of its own, else in one of two JSON files."""
+def folder_template(folder: Path) -> str | None:
+    """The chat template's source: in a file of its own, else in one of two JSON files; None without one."""
     own = folder / "chat_template.jinja"
     if own.exists():
-        with RegularFile(own) as file:
-            if file.size > _TEMPLATE_LIMIT:
-                raise file_error(own, f"has {file.size} bytes; at most {_TEMPLATE_LIMIT} are read")
-            data = file.read(0, file.size)
         try:
-            return data.decode() or None
+            return _whole(own, _TEMPLATE_LIMIT).decode() or None
         except UnicodeDecodeError as error:
             raise file_error(own, f"is not UTF-8 at byte {error.start}") from None
     for name in ("tokenizer_config.json", "chat_template.json"):
@@ -134,6 +156,13 @@ def _template_in(value: Any, name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise ModelError(f"{name}: chat_template must be a string or a list of named ones")
     return value
+
+
+def _whole(path: Path, limit: int) -> bytes:
+    with RegularFile(path) as file:
+        if file.size > limit:
+            raise file_error(path, f"has {file.size} bytes; at most {limit} are read")
+        return bytes(file.read(0, file.size))
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ file and runs no code that a model brings along.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spola.core.errors import ModelError
@@ -37,8 +37,10 @@ class HfModel:
     warnings: tuple[str, ...]
 
 
-def from_hf(values: Mapping[str, Any], tensors: TensorTable, name: str = "") -> HfModel:
-    """The model that ``values`` (a parsed ``config.json``) describe.
+def from_hf(
+    values: Mapping[str, Any], tensors: TensorTable, name: str = "", *, tied: bool | None = None
+) -> HfModel:
+    """The model that ``values`` (a parsed ``config.json``) describe. ``tied`` overrides what they say of it.
 
     ``tensors``: name in the files -> DType name and shape. Raises ModelError naming the key or tensor at
     fault, or the model type with the supported ones.
@@ -57,6 +59,8 @@ def from_hf(values: Mapping[str, Any], tensors: TensorTable, name: str = "") -> 
     config = HfConfig(values, row.defaults, row.aliases)
     refuse_quantized(values)
     spec = _read(config, row, kind, name or kind)
+    if tied is not None:
+        spec = replace(spec, head=replace(spec.head, tied=tied))
     parts.refuse_other(config)
     prefix = _prefix(row, tensors)
     sources = resolve(spec, row.names.names(prefix), tensors)

@@ -7,6 +7,7 @@ SentencePiece's spaces, and what cannot be encoded. Streams of ids are ``text.st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from spola.core.errors import RequestError
@@ -55,9 +56,13 @@ class Tokenizer:
         self._bytes: list[bytes | None] = [None] * len(tokens)
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
-        """Build from ``tokenizer.ggml.*`` of ``metadata``. Raises ModelError naming what is wrong."""
+    def from_gguf(cls, metadata: Mapping[str, Any], ends: Iterable[int] = ()) -> Tokenizer:
+        """Build from ``tokenizer.ggml.*`` of ``metadata``; ``ends`` are further ids that end a generation.
+
+        Raises ModelError naming what is wrong.
+        """
         vocab = read_vocab(metadata)
+        vocab = replace(vocab, ends=vocab.ends | frozenset(ends))
         return cls(vocab, _CODECS[vocab.model](vocab))
 
     @property
