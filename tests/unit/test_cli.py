@@ -282,3 +282,12 @@ def test_names_in_a_file_do_not_steer_the_terminal(tmp_path: Path) -> None:
         assert r"x\x1b]0;title\x07" in done.stdout + done.stderr
     shown = spola("inspect", path).stdout
     assert r"a\x1b[31m\nruns yes" in shown
+
+
+def test_a_chat_template_that_is_no_text_or_has_no_end_is_refused(model: str, tmp_path: Path) -> None:
+    (tmp_path / "bytes.jinja").write_bytes(b"ab\xff")
+    for path, said in ((tmp_path / "bytes.jinja", "not valid UTF-8 at byte 2"), ("/dev/zero", "more than")):
+        done = spola("run", "-m", model, "--backend", "null", "--chat-template", str(path), "hi")
+        assert done.returncode == 1
+        assert f"--chat-template {path}: " in done.stderr
+        assert said in done.stderr

@@ -24,6 +24,8 @@ __all__ = [
     "trace_option",
 ]
 
+_MAX_TEMPLATE = 1 << 20  # bytes; what may be compiled is bounded where it is
+
 _Decorator = Callable[[Any], Any]
 
 _ENGINE: tuple[_Decorator, ...] = (
@@ -151,6 +153,12 @@ def trace_failed(service: Service) -> None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {path}: {error}") from None
+        with path.open("rb") as file:
+            data = file.read(_MAX_TEMPLATE + 1)
+        if len(data) > _MAX_TEMPLATE:
+            raise ConfigError(f"--chat-template {path}: holds more than {_MAX_TEMPLATE} bytes")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"--chat-template {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--chat-template {path}: is not valid UTF-8 at byte {error.start}") from None
