@@ -93,13 +93,15 @@ class Metrics:
 
     def _batch(self, step: Step, elapsed_s: float) -> None:
         prefill = decode = 0
+        drafts = 0
         for piece in step.slices:
-            rows = piece.n - piece.n_drafts
+            rows = len(piece.ids) // 4 - piece.n_drafts
             if rows == 1:
                 decode += 1
             else:
                 prefill += rows
-            self.draft_rows += piece.n_drafts
+            drafts += piece.n_drafts
+        self.draft_rows += drafts
         self.steps += 1
         self.step_s.add(elapsed_s)
         self.prefill_rows.add(prefill)

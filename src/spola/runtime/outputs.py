@@ -23,11 +23,18 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds since the request arrived: to the first token, and in all; per token after the first."""
+    """Seconds since the request arrived: to the first token, and in all; per token after the first.
+
+    ``queue_s``: until it was first admitted. ``longest_gap_s``: between two pieces of the answer.
+    ``preemptions``: how often it gave its place away and was computed again.
+    """
 
     ttft_s: float | None
     latency_s: float
     tpot_s: float | None
+    queue_s: float | None = None
+    longest_gap_s: float = 0.0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +93,15 @@ def timing_of(summary: Summary | None, tokens: int) -> Timing | None:
     """Times of a finished choice with ``tokens`` tokens."""
     if summary is None:
         return None
-    first, end, start = summary.first_token_s, summary.finished_s, summary.arrival_s
-    per_token = (end - first) / (tokens - 1) if first is not None and tokens > 1 else None
-    return Timing(None if first is None else first - start, end - start, per_token)
+    first, end = summary.first_token_s, summary.finished_s
+    return Timing(
+        ttft_s=summary.ttft_s,
+        latency_s=summary.latency_s,
+        tpot_s=(end - first) / (tokens - 1) if first is not None and tokens > 1 else None,
+        queue_s=summary.queue_s,
+        longest_gap_s=summary.longest_gap_s,
+        preemptions=summary.preemptions,
+    )
 
 
 def _completion(choice: Choice, wanted: int | None, tokenizer: Tokenizer) -> CompletionOutput:
