@@ -1,14 +1,15 @@
 """CostModel: how long a step will take, learnt from the steps that ran; StepBudget: how long one may be.
 
-seconds = fixed + row_s * rows + head_s * heads + pair_s * pairs, where a pair is a row and a position that it
-sees. The prices start from the machine's figures and are refined by least squares over the steps that ran,
-old ones fading, outliers clipped. Reads no clock and knows no requests.
+seconds = fixed + row_s * first rows + more_s * further rows + head_s * heads + pair_s * pairs. The first
+``FIRST_ROWS`` rows have a price of their own, as they may hide behind the reading of the weights; a pair is a
+row and a position that it sees. The prices start from the machine's figures and are refined by least squares
+over the steps that ran, old ones fading, outliers clipped. Reads no clock and knows no requests.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spola.core.errors import ConfigError
 from spola.core.step import Step
@@ -18,27 +19,41 @@ __all__ = ["CostModel", "Prices", "StepBudget", "Work", "work_of"]
 FLOOR_ROWS = 16  # prompt rows that every step may have: fewer waste the pass over the weights
 TILE_ROWS = 16  # larger chunks are whole tiles of the kernels
 
-_FADE = 0.99  # weight of a step against the one after it: about a hundred steps count
+FIRST_ROWS = 8
+
+N_PRICES = 5
+
+_FADE = 0.98  # weight of a step against the next one of its size: about fifty of each size count
 _CLIP = 4.0  # a step that is further off than this factor counts as this far off
-_RIDGE = 0.02  # weight of the proportions of the first prices, in steps: decides what the steps do not tell
+_RIDGE = 0.002  # weight of the proportions of the first prices, in steps: decides what the steps do not tell
 _SCALE_FADE = 0.9  # as _FADE, for the common scale of all prices
 _SURPRISES = 3  # steps in a row off by more than _CLIP: another machine, or wrong first prices
+_DRIFT = 1.5  # steps off by more than this, all to the same side, are a machine that has changed speed
+_DRIFTS = 8  # so many in a row
+_REFIT = 8  # steps between two fits, once there are some
 _LEAST = 0.05  # no price falls below this part of its proportion: none is ever free
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds of a step, of a row, of a row's logits and of a pair of a row and a position it sees."""
+    """Seconds of a step, of one of its first rows, of a row's logits, of a pair of a row and a position it
+    sees, and of a further row (None: as one of the first).
+    """
 
     fixed_s: float
     row_s: float
     head_s: float
     pair_s: float
+    more_s: float | None = None
 
     def __post_init__(self) -> None:
-        values = (self.fixed_s, self.row_s, self.head_s, self.pair_s)
+        values = (self.fixed_s, self.row_s, self.head_s, self.pair_s, self.more)
         if not all(math.isfinite(value) and value >= 0 for value in values) or not self.row_s:
             raise ConfigError(f"prices of a step must be finite and not negative, a row's above 0: {self}")
+
+    @property
+    def more(self) -> float:
+        return self.row_s if self.more_s is None else self.more_s
 
 
 @dataclass(slots=True)
@@ -64,23 +79,46 @@ def work_of(step: Step) -> Work:
     return work
 
 
+@dataclass(slots=True)
+class _Seen:
+    """Sums over the steps of one size: of shares times shares, and of shares, over the steps' times."""
+
+    gram: list[float] = field(default_factory=lambda: [0.0] * (N_PRICES * N_PRICES))
+    moment: list[float] = field(default_factory=lambda: [0.0] * N_PRICES)
+
+    def rescale(self, factor: float) -> None:
+        """As if every step had taken ``factor`` times as long."""
+        self.gram = [value / factor / factor for value in self.gram]
+        self.moment = [value / factor for value in self.moment]
+
+    def add(self, parts: list[float]) -> None:
+        """One step more; ``parts`` are its shares, over its time."""
+        at = 0
+        for i, part in enumerate(parts):
+            self.moment[i] = _FADE * self.moment[i] + part
+            for other in parts:
+                self.gram[at] = _FADE * self.gram[at] + part * other
+                at += 1
+
+
 class CostModel:
     """Prices that follow the steps that ran.
 
     A step is described by the shares of its first estimate that each price makes up, which have no unit, and
     by its time over that estimate. Common scale: fading geometric mean of those ratios. Around it, ridge
-    regression (weights relative to each step's time) keeps the proportions of the first prices where the
-    steps seen do not tell them apart.
+    regression, with errors relative to each step's time, keeps the proportions of the first prices where the
+    steps seen do not tell them apart. Steps fade within their size (powers of two of rows): a thousand steps
+    of one row do not make forgotten what sixteen cost.
     """
 
     def __init__(self, first: Prices) -> None:
-        self._first = (first.fixed_s, first.row_s, first.head_s, first.pair_s)
-        self._prices = list(self._first)
-        self._gram = [[0.0] * 4 for _ in range(4)]
-        self._moment = [0.0] * 4
+        self._first = (first.fixed_s, first.row_s, first.head_s, first.pair_s, first.more)
+        self._prices = self._first
+        self._seen: dict[int, _Seen] = {}
         self._log_sum = 0.0
         self._log_weight = 0.5  # the first prices count half a step
         self._surprises = 0
+        self._drift: list[float] = []  # logarithms of how far off the last steps were
         self.steps = 0
 
     @property
@@ -89,29 +127,64 @@ class CostModel:
 
     def seconds(self, work: Work) -> float:
         """Time that a step of ``work`` will take."""
-        fixed, row, head, pair = self._prices
-        return fixed + row * work.rows + head * work.heads + pair * work.pairs
+        fixed, row, head, pair, more = self._prices
+        rows = min(work.rows, FIRST_ROWS)
+        return fixed + row * rows + more * (work.rows - rows) + head * work.heads + pair * work.pairs
 
     def observe(self, work: Work, elapsed_s: float) -> None:
         """Learn from a step that ran. A time that is no time (0, not finite) is left out."""
         if not math.isfinite(elapsed_s) or elapsed_s <= 0 or work.rows < 1:
             return
-        counts = (1.0, float(work.rows), float(work.heads), float(work.pairs))
-        estimate = sum(count * price for count, price in zip(counts, self._first, strict=True))
-        self.steps += 1
+        fixed, row, head, pair, more = self._first
+        rows = min(work.rows, FIRST_ROWS)
+        costs = (fixed, row * rows, head * work.heads, pair * work.pairs, more * (work.rows - rows))
+        estimate = sum(costs)
+        self._follow(elapsed_s / self.seconds(work))
         ratio = self._believable(elapsed_s / estimate, self.seconds(work) / estimate)
-        shares = [count * price / estimate for count, price in zip(counts, self._first, strict=True)]
+        self.steps += 1
         self._log_sum = _SCALE_FADE * self._log_sum + math.log(ratio)
         self._log_weight = _SCALE_FADE * self._log_weight + 1.0
+        seen = self._seen.setdefault(work.rows.bit_length(), _Seen())
+        seen.add([cost / estimate / ratio for cost in costs])
+        if self.steps < 4 * _REFIT or self.steps % _REFIT == 0:
+            self._fit()
+
+    def rows_within(self, seconds: float, start: int, planned: int = 0) -> int:
+        """Rows from position ``start`` that add at most ``seconds`` to a step of ``planned`` rows.
+
+        n rows cost (n start + n^2 / 2 + n / 2) pair_s, and row_s or more_s each.
+        """
+        _, row, _, pair, more = self._prices
+        first = max(0, FIRST_ROWS - planned)
+        left = seconds - first * (row - more)
+        if seconds <= 0 or left <= 0:
+            return max(0, int(seconds / row))
+        slope = more + pair * (start + 0.5)
+        return int(2 * left / (slope + math.sqrt(slope * slope + 2 * pair * left)))
+
+    def _fit(self) -> None:
         scale = math.exp(self._log_sum / self._log_weight)
-        weight = min((scale / ratio) ** 2, _CLIP**2)  # errors count relative to the step's own time
-        for i, share in enumerate(shares):
-            self._moment[i] = _FADE * self._moment[i] + weight * share * ratio
-            row = self._gram[i]
-            for j, other in enumerate(shares):
-                row[j] = _FADE * row[j] + weight * share * other
-        factors = _fit(self._gram, [value / scale for value in self._moment])
-        self._prices = [price * scale * factor for price, factor in zip(self._first, factors, strict=True)]
+        gram = [scale * scale * sum(values) for values in zip(*(s.gram for s in self._seen.values()))]
+        moment = [scale * sum(values) for values in zip(*(s.moment for s in self._seen.values()))]
+        factors = _fit(gram, moment)
+        fixed, row, head, pair, more = (p * scale * f for p, f in zip(self._first, factors, strict=True))
+        self._prices = (fixed, row, head, pair, more)
+
+    def _follow(self, off: float) -> None:
+        """When step after step is off to the same side, all that was seen has become that much slower."""
+        near = 1 / _DRIFT < off < _DRIFT
+        if near or (self._drift and (self._drift[0] > 0) != (off > 1)):
+            self._drift.clear()
+        if near:
+            return
+        self._drift.append(math.log(off))
+        if len(self._drift) == _DRIFTS:
+            mean = sum(self._drift) / _DRIFTS
+            for seen in self._seen.values():
+                seen.rescale(math.exp(mean))
+            self._log_sum += mean * self._log_weight
+            self._drift.clear()
+            self._fit()
 
     def _believable(self, ratio: float, believed: float) -> float:
         """``ratio``, clipped to be near ``believed``; off again and again, it starts the model anew."""
@@ -120,21 +193,9 @@ class CostModel:
         if self._surprises < _SURPRISES:
             return clipped
         self._surprises = 0
-        self._gram = [[0.0] * 4 for _ in range(4)]
-        self._moment = [0.0] * 4
+        self._seen.clear()
         self._log_sum = self._log_weight = 0.0
         return ratio
-
-    def rows_within(self, seconds: float, start: int) -> int:
-        """Rows from position ``start`` that add at most ``seconds`` to a step.
-
-        n rows cost n row_s + (n start + n^2 / 2 + n / 2) pair_s.
-        """
-        row, pair = self._prices[1], self._prices[3]
-        if seconds <= 0:
-            return 0
-        slope = row + pair * (start + 0.5)
-        return int(2 * seconds / (slope + math.sqrt(slope * slope + 2 * pair * seconds)))
 
 
 class StepBudget:
@@ -154,21 +215,22 @@ class StepBudget:
     def rows(self, planned: Work, prompt_rows: int, start: int) -> int:
         """Rows for a prompt at ``start`` beside ``planned``, of which ``prompt_rows`` are others'."""
         left = max(0, self.floor - prompt_rows)
-        rows = self.model.rows_within(self.itl_target_s - self.model.seconds(planned), start)
+        rows = self.model.rows_within(self.itl_target_s - self.model.seconds(planned), start, planned.rows)
         if rows > TILE_ROWS:
             rows -= rows % TILE_ROWS
         return max(rows, left)
 
 
-def _fit(gram: list[list[float]], moment: list[float]) -> list[float]:
+def _fit(gram: list[float], moment: list[float]) -> list[float]:
     """Factors m >= _LEAST that minimise m'Gm - 2 m'b + ridge |m - 1|^2: active set, worst first."""
     every = range(len(moment))
     active = list(every)
     factors = [_LEAST] * len(moment)
     while active:
-        matrix = [[gram[i][j] + (_RIDGE if i == j else 0.0) for j in active] for i in active]
+        rows = [gram[i * len(moment) : (i + 1) * len(moment)] for i in every]
+        matrix = [[rows[i][j] + (_RIDGE if i == j else 0.0) for j in active] for i in active]
         held = [j for j in every if j not in active]
-        right = [moment[i] + _RIDGE - sum(gram[i][j] * _LEAST for j in held) for i in active]
+        right = [moment[i] + _RIDGE - sum(rows[i][j] * _LEAST for j in held) for i in active]
         found = _solve(matrix, right)
         worst = min(range(len(active)), key=found.__getitem__)
         if found[worst] >= _LEAST:
