@@ -40,8 +40,7 @@ def _show(found: Checkup) -> None:
     for name, value in facts["versions"].items():
         _row(name, value or "missing")
     for name, about in facts["backends"].items():
-        shown = ", ".join(f"{key} {_words(value)}" for key, value in about.items())
-        _row(f"backend {name}", shown or "there")
+        _row(f"backend {name}", _backend(about))
     cpu = facts["processors"]
     quota = "" if cpu["quota"] is None else f", quota {cpu['quota']:.4g}"
     _row("processors", f"{cpu['model']}: {cpu['allowed']} allowed on {cpu['cores']} cores{quota}")
@@ -65,8 +64,13 @@ def _show(found: Checkup) -> None:
 
 
 def _row(name: str, value: object) -> None:
-    click.echo(f"{name:<18} {value}")
+    click.echo(f"{name:<27} {value}")
 
 
-def _words(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def _backend(about: dict[str, Any]) -> str:
+    if "error" in about:
+        return f"not usable: {about['error']}"
+    if "chosen" not in about:
+        return "ready"
+    others = [name for name in about["usable"] if name != about["chosen"]]
+    return f"ready, on {about['chosen']}" + (f" (also {', '.join(others)})" if others else "")
