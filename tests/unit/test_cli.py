@@ -90,6 +90,7 @@ def test_run_is_repeatable_by_seed(model: str) -> None:
     [
         (["run", "-m", "nothing.gguf", "hi"], 1, "no such file"),
         (["run", "--raw", "--system", "x", "hi"], 2, "--system"),
+        (["run", "--raw", "--chat-template", "MODEL", "hi"], 2, "--chat-template"),
         (["run", "--no-such-option", "hi"], 2, "--no-such-option"),
         (["nonsense"], 2, "nonsense"),
         (["run", "-m", "MODEL", "--backend", "null"], 2, "stdin is empty"),
@@ -104,6 +105,8 @@ def test_run_is_repeatable_by_seed(model: str) -> None:
         (["serve", "--host", "0.0.0.0", "-m", "MODEL"], 1, "--no-auth"),
         (["pull", "llama"], 1, "only smollm2"),
         (["eval", "MODEL", "--max-model-len", "5"], 2, "--ctx"),
+        (["eval", "MODEL", "--speculate", "ngram"], 2, "--speculate"),
+        (["eval", "MODEL", "--chat-template", "MODEL"], 2, "--chat-template"),
         (["eval", "MODEL", "--backend", "null"], 1, "one window needs 512"),
     ],
 )

@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 
-from spola.cli.options import describe, engine_options, read_options, trace_failed, trace_option
+from spola.cli.options import (
+    describe,
+    engine_options,
+    model_option,
+    read_options,
+    trace_failed,
+    trace_option,
+)
 from spola.cli.output import emit_json, json_option, note
 from spola.core.errors import ConfigError
 from spola.load.resolve import resolve_model
@@ -33,7 +40,7 @@ REPORT_EVERY_S = 10.0
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where the answers go, in the order of IN.jsonl.",
 )
-@click.option("-m", "--model", help="GGUF file, folder with one, or smollm2 (default).")
+@model_option
 @click.option("--served-model-name", metavar="N", help="What lines call the model; default: its own name.")
 @click.option("--max-seqs", default=32, show_default=True, type=click.IntRange(1), help="Requests at a time.")
 @engine_options

@@ -57,6 +57,10 @@ def command(
     """
     if given["max_model_len"] is not None:
         raise click.UsageError("the length is --ctx here, not --max-model-len")
+    if given["speculate"] != "off":
+        raise click.UsageError("nothing is generated here: --speculate has nothing to draft")
+    if given["chat_template"] is not None:
+        raise click.UsageError("the text is taken as it is: --chat-template has no place here")
     given["max_model_len"] = ctx
     options = read_options(given, max_seqs=1)
     if against is not None:

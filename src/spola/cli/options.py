@@ -18,6 +18,7 @@ __all__ = [
     "describe",
     "engine_options",
     "in_short",
+    "model_option",
     "read_options",
     "sampling_options",
     "trace_failed",
@@ -77,6 +78,13 @@ _SAMPLING: tuple[_Decorator, ...] = (
     click.option("--stop", multiple=True, metavar="STR", help="End the answer before this text. Repeatable."),
 )
 
+
+model_option: _Decorator = click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    help="GGUF file, Hugging Face folder, org/name[:TYPE] in the hub's cache, or smollm2 (default).",
+)
 
 trace_option: _Decorator = click.option(
     "--trace",

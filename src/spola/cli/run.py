@@ -11,6 +11,7 @@ from spola.cli.chat import chat
 from spola.cli.options import (
     describe,
     engine_options,
+    model_option,
     read_options,
     sampling_options,
     trace_failed,
@@ -34,7 +35,7 @@ DEFAULT_MAX_TOKENS = 512
     epilog='Examples: spola run "What is gravity?"; echo "Explain: ..." | spola run -m model.gguf',
 )
 @click.argument("prompt", required=False)
-@click.option("-m", "--model", help="GGUF file, folder with one, or smollm2 (default).")
+@model_option
 @sampling_options
 @click.option("--system", metavar="STR", help="What the system message says.")
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")
@@ -54,6 +55,8 @@ def command(
     talk = prompt is None and sys.stdin.isatty()
     if raw and system is not None:
         raise click.UsageError("--system needs the chat template, and --raw leaves it out")
+    if raw and given["chat_template"] is not None:
+        raise click.UsageError("--raw leaves the chat template out: drop --raw or --chat-template")
     if talk and (raw or as_json):
         raise click.UsageError(f"{'--raw' if raw else '--json'} needs a PROMPT")
     if prompt is None and not talk:

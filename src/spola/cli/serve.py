@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from spola.cli.options import describe, engine_options, in_short, read_options, trace_failed, trace_option
+from spola.cli.options import (
+    describe,
+    engine_options,
+    in_short,
+    model_option,
+    read_options,
+    trace_failed,
+    trace_option,
+)
 from spola.cli.output import emit_json, json_option, note
 from spola.load.resolve import resolve_model
 from spola.runtime.build import build_service
@@ -18,7 +26,7 @@ __all__ = ["command"]
 
 
 @click.command("serve", epilog="Example: spola serve -m model.gguf --port 8000")
-@click.option("-m", "--model", help="GGUF file, folder with one, or smollm2 (default).")
+@model_option
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option(
     "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one."

@@ -13,7 +13,12 @@ __all__ = ["command"]
 
 @click.command("tokenize", epilog='Example: spola tokenize "Hello, world" --json')
 @click.argument("text", required=False)
-@click.option("-m", "--model", help="GGUF file, also one that holds a vocabulary only; default smollm2.")
+@click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    help="As for run; also a GGUF file that holds a vocabulary only. Default: smollm2.",
+)
 @click.option("--no-bos", is_flag=True, help="Leave out the begin-of-text token the model asks for.")
 @click.option("--special", is_flag=True, help="Read the texts of special tokens as those tokens.")
 @json_option
