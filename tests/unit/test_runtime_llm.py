@@ -271,3 +271,22 @@ def test_a_broken_invariant_stops_the_engine_loudly(llm: LLM, monkeypatch: pytes
     assert not llm.service.loop.alive
     with pytest.raises(SpolaError, match="has failed"):
         llm.generate("abc", params())
+
+
+@pytest.mark.parametrize("form", ["text", "chat"])
+def test_megabytes_of_text_are_refused_before_they_are_tokenized(llm: LLM, form: str, monkeypatch) -> None:
+    def encode(*args: object, **kwargs: object) -> list[int]:
+        raise AssertionError("a text that cannot fit was tokenized")
+
+    monkeypatch.setattr(type(llm.get_tokenizer()), "encode", encode)
+    text = "x" * 10_000_000
+    ask, prompt = (llm.generate, text) if form == "text" else (llm.chat, [{"role": "user", "content": text}])
+    with pytest.raises(RequestError) as caught:
+        ask(prompt, params())
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_the_least_number_of_tokens_is_never_more_than_the_number(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    for text in (TEXT, "", "a", " " * 300, "歪" * 50, "the cat" * 99):
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, parse_special=True))

@@ -6,7 +6,7 @@ its special tokens; the same texts inside a message are just text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spola.core.errors import RequestError
@@ -21,15 +21,22 @@ _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 
 def encode_chat(
-    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    check_length: Callable[[str], None],
 ) -> list[int]:
-    """The ids of a conversation, ready for the assistant's answer. Raises RequestError naming the field."""
+    """The ids of a conversation, ready for the assistant's answer. Raises RequestError naming the field.
+
+    ``check_length`` sees the rendered text before it is tokenized, and raises if it is too long.
+    """
     plain = normalise_messages(messages, keep_developer=True)
     mark = next((c for c in _NONCHARACTERS if not any(c in message["content"] for message in plain)), "")
     if mark:
         for message in plain:
             message["content"] = tokenizer.break_special(message["content"], mark)
     rendered = template.render(plain)
+    check_length(rendered)
     # An end of text between the question and the answer would be nonsense, whatever the file says.
     return tokenizer.encode(rendered, add_eos=False, parse_special=True, drop=mark)
 

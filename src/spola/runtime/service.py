@@ -71,9 +71,11 @@ class Service:
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """The ids of a prompt that is not a chat: text, in which special tokens are read, or ids as given.
 
-        Raises RequestError for text that is no Unicode and for ids that are not in the vocabulary.
+        Raises RequestError for text that is no Unicode, or far too long to be worth tokenizing, and for ids
+        that are not in the vocabulary.
         """
         if isinstance(prompt, str):
+            self._check_length(prompt)
             return self.tokenizer.encode(prompt, add_eos=False, parse_special=True)
         ids = list(prompt)
         self.tokenizer.check_ids(ids, "prompt")
@@ -86,7 +88,18 @@ class Service:
         """
         if self.template is None:
             raise no_template()
-        return encode_chat(self.tokenizer, self.template, messages)
+        return encode_chat(self.tokenizer, self.template, messages, self._check_length)
+
+    def _check_length(self, text: str) -> None:
+        """Refuse before tokenizing what cannot fit: megabytes of text take seconds."""
+        most, least = self.config.max_model_len, self.tokenizer.least_tokens(text)
+        if least > most:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, at least {least} tokens; prompt and answer together "
+                f"can have {most} at most",
+                param="prompt",
+                code="context_length_exceeded",
+            )
 
     def defaults_with(self, **given: Any) -> SamplingParams:
         """SamplingParams from what is given (None: not given), else the model's own settings, else greedy.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from spola.core.errors import RequestError
@@ -129,6 +130,17 @@ class Tokenizer:
         if (self.vocab.add_eos if add_eos is None else add_eos) and eos is not None and ids[-1:] != [eos]:
             ids.append(eos)
         return ids
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.vocab.tokens), default=1) or 1
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound, found at once, of how many ids ``text`` has: no token holds more than the longest.
+
+        Holds for text that the tokenizer keeps as it is; what it would drop is counted.
+        """
+        return -(-len(text) // self._longest)
 
     def break_special(self, text: str, mark: str) -> str:
         """``text`` with ``mark`` inside every text of a control token, so that none is read there.
