@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from spola.cli.output import note
-from spola.core.errors import ConfigError
+from spola.core.errors import ConfigError, SpolaError
 from spola.runtime.config import SPECULATE, EngineConfig, Options, parse_bytes
 from spola.runtime.machine import describe_bytes
 from spola.runtime.service import Service
 
 __all__ = [
+    "as_usage",
     "describe",
     "engine_options",
     "in_short",
@@ -111,18 +113,29 @@ def read_options(given: dict[str, Any], **fixed: Any) -> Options:
     """Take the engine options out of ``given``; ``fixed`` sets fields that a command decides itself."""
     memory = given.pop("kv_memory")
     template: Path | None = given.pop("chat_template")
-    return Options(
-        backend=given.pop("backend"),
-        threads=given.pop("threads"),
-        precise=given.pop("precise"),
-        kv_dtype=given.pop("kv_dtype"),
-        kv_memory=None if memory is None else parse_bytes(memory, "--kv-memory"),
-        max_model_len=given.pop("max_model_len"),
-        speculate=given.pop("speculate"),
-        prefix_cache=not given.pop("no_prefix_cache"),
-        chat_template=None if template is None else _text(template),
-        **fixed,
-    )
+    text = None if template is None else _text(template)
+    with as_usage():
+        return Options(
+            backend=given.pop("backend"),
+            threads=given.pop("threads"),
+            precise=given.pop("precise"),
+            kv_dtype=given.pop("kv_dtype"),
+            kv_memory=None if memory is None else parse_bytes(memory, "--kv-memory"),
+            max_model_len=given.pop("max_model_len"),
+            speculate=given.pop("speculate"),
+            prefix_cache=not given.pop("no_prefix_cache"),
+            chat_template=text,
+            **fixed,
+        )
+
+
+@contextmanager
+def as_usage() -> Iterator[None]:
+    """A value that no model could obey is wrong usage, like one that click itself refuses."""
+    try:
+        yield
+    except SpolaError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def describe(config: EngineConfig, load_s: float) -> None:

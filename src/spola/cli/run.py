@@ -9,6 +9,7 @@ import click
 
 from spola.cli.chat import chat
 from spola.cli.options import (
+    as_usage,
     describe,
     engine_options,
     model_option,
@@ -65,6 +66,8 @@ def command(
         if not prompt:
             raise click.UsageError("there is no PROMPT and stdin is empty")
     options = read_options(given, trace=given.pop("trace"), max_seqs=1)
+    with as_usage():
+        SamplingParams(**{name: value for name, value in given.items() if value is not None})
     service = build_service(model, options)
     try:
         for line in service.notes:
