@@ -10,6 +10,7 @@ import pytest
 
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
+from spola.server.asks import fingerprint
 from spola.server.batch import batch_salt, partial_path, run_batch
 from spola.server.batch_input import BatchInput
 from support.batch_lines import chat, completion, mixed, write_lines
@@ -128,7 +129,8 @@ def test_a_finished_batch_is_left_alone_and_another_file_is_not_overwritten(
     assert (again.returncode, out.read_bytes()) == (0, before)
     assert "nothing to do" in again.stderr
     other = write_lines(tmp_path / "other.jsonl", mixed(10, seed=1))
-    for changed in (batch(model, other, out), batch(model, source, out, "--precise")):
+    backend = batch(model, source, out, "--backend", "reference-quantized")
+    for changed in (batch(model, other, out), batch(model, source, out, "--precise"), backend):
         assert changed.returncode == 1
         assert "is not the output of" in changed.stderr
         assert out.read_bytes() == before
@@ -237,3 +239,14 @@ def test_better_priorities_run_first(model: Path, tmp_path: Path) -> None:
     service.close()
     assert order == sorted(order)
     assert [r["custom_id"] for r in read(out)] == [str(i) for i in range(60)]
+
+
+def test_what_changes_the_bits_of_answers_changes_the_fingerprint(model: Path) -> None:
+    found = []
+    kinds = ({}, {"precise": True}, {"kv_dtype": "f32"}, {"backend": "reference-quantized"}, {"threads": 1})
+    for more in kinds:
+        service = build_service(str(model), Options(**{"backend": "null", **more}))
+        found.append(fingerprint(service))
+        service.close()
+    assert len(set(found)) == 4
+    assert found[-1] == found[0]

@@ -5,9 +5,12 @@ One way in for HTTP and for batch files. Parses, checks and tokenizes; sends not
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from spola.core.params import SamplingParams
 from spola.runtime.service import Service
@@ -15,7 +18,7 @@ from spola.server.errors import ApiError
 from spola.server.replies import ChatShape, CompletionShape, Shape
 from spola.server.schema import ChatRequest, CompletionRequest, parse, plain
 
-__all__ = ["ASKS", "Ask", "chat_ask", "completion_ask"]
+__all__ = ["ASKS", "Ask", "chat_ask", "completion_ask", "fingerprint"]
 
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
@@ -44,7 +47,7 @@ def completion_ask(service: Service, name: str, body: bytes) -> Ask:
     return Ask(
         ids=service.prompt_ids(prompt),
         params=_params(service, request, limit),
-        shape=CompletionShape(name, _fingerprint(service), include_usage=_wants_usage(request)),
+        shape=CompletionShape(name, fingerprint(service), include_usage=_wants_usage(request)),
         stream=bool(request.stream),
         cache_salt=request.cache_salt,
     )
@@ -65,7 +68,7 @@ def chat_ask(service: Service, name: str, body: bytes) -> Ask:
     return Ask(
         ids=service.chat_ids(messages),
         params=_params(service, request, older if newer is None else newer),
-        shape=ChatShape(name, _fingerprint(service), include_usage=_wants_usage(request)),
+        shape=ChatShape(name, fingerprint(service), include_usage=_wants_usage(request)),
         stream=bool(request.stream),
         cache_salt=request.cache_salt,
     )
@@ -105,5 +108,8 @@ def _wants_usage(request: CompletionRequest | ChatRequest) -> bool:
     return request.stream_options is not None and bool(request.stream_options.include_usage)
 
 
-def _fingerprint(service: Service) -> str:
-    return f"{service.config.backend}-{service.config.fingerprint[:16]}"
+def fingerprint(service: Service) -> str:
+    """What the bits of every answer depend on: backend, weights, types of activations, K and V."""
+    config = service.config
+    parts = msgspec.json.encode([config.fingerprint, config.precise, config.kv_dtypes])
+    return f"{config.backend}-{hashlib.blake2b(parts, digest_size=8).hexdigest()}"

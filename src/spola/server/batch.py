@@ -21,7 +21,7 @@ from spola.runtime.answer import Job
 from spola.runtime.journal import Journal, replace_file
 from spola.runtime.loop import QueueMailbox
 from spola.runtime.service import Service
-from spola.server.asks import ASKS, Ask
+from spola.server.asks import ASKS, Ask, fingerprint
 from spola.server.batch_input import BatchInput, Entry
 from spola.server.errors import ApiError, error_body, from_spola
 
@@ -50,10 +50,9 @@ def partial_path(out: Path) -> Path:
 
 
 def batch_salt(service: Service, name: str) -> str:
-    """What a line's result depends on beside the line: model, types, template, defaults."""
-    config = service.config
+    """What a line's result depends on beside the line: backend, model, types, template, defaults."""
     template = None if service.template is None else service.template.source
-    parts = [config.fingerprint, config.precise, config.kv_dtypes, name, template, dict(service.defaults)]
+    parts = [fingerprint(service), name, template, dict(service.defaults)]
     return hashlib.blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=16).hexdigest()
 
 
