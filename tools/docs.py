@@ -32,7 +32,7 @@ def flags_page() -> str:
         "|---|---|---|---|",
     ]
     for flag in FLAGS.values():
-        default = flag.default if flag.default != "" else "(none)"
+        default = "(none)" if flag.default == "" else int(flag.default) if flag.kind is bool else flag.default
         choices = " One of " + ", ".join(f"`{c}`" for c in flag.choices if c) + "." if flag.choices else ""
         lines.append(f"| `{flag.name}` | {flag.kind.__name__} | {default} | {flag.doc}.{choices} |")
     return "\n".join(lines) + "\n"
