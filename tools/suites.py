@@ -1,8 +1,9 @@
 """Run the test suites one after the other and print what each took.
 
 Suites are sorted by what they need: native (a C++ binary), unit, backend, model, server, property. With
-names on the command line, only those. ``sanitize`` is the native suite built with the address and
-undefined-behaviour sanitizers; it runs only when named. Exits non-zero when any suite failed.
+names on the command line, only those. Tests that are skipped are listed with the reason. ``sanitize`` is
+the native suite built with the address and undefined-behaviour sanitizers; it runs only when named. Exits
+non-zero when any suite failed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def run(suite: str) -> int:
         return 5
     env = dict(os.environ, SPOLA_CHECK="1")
     return subprocess.run(
-        [sys.executable, "-m", "pytest", str(folder)], cwd=ROOT, env=env, check=False
+        [sys.executable, "-m", "pytest", "-rs", str(folder)], cwd=ROOT, env=env, check=False
     ).returncode
 
 
