@@ -26,7 +26,7 @@ __all__ = ["ARCHS", "gguf_metadata", "write_case_gguf"]
 # Model type -> architecture.
 ARCHS = {entry.model_type: entry.arch for entry in CATALOG}
 _PERMUTED = ("llama", "granite", "smollm3")
-_LAYER_NORM = ("gpt2", "gptneox", "starcoder2", "falcon", "stablelm", "phi2")
+_LAYER_NORM = ("gpt2", "gptneox", "starcoder2", "falcon", "stablelm", "phi2", "command-r", "cohere2")
 
 
 def gguf_metadata(case: Case) -> dict[str, Any]:
@@ -102,8 +102,10 @@ def _rope(c: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rope_keys(c: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     rope = _rope(c)
-    defaults = {"mixtral": 1e6, "gemma3_text": 1e6, "smollm3": 2e6, "olmo3": 5e5}
-    partial = {"gpt_neox": 0.25, "stablelm": 0.25, "phi": 0.5}.get(c["model_type"], 1.0)
+    defaults = {"mixtral": 1e6, "gemma3_text": 1e6, "smollm3": 2e6, "olmo3": 5e5, "cohere": 5e5}
+    partial = {"gpt_neox": 0.25, "stablelm": 0.25, "phi": 0.5, "glm": 0.5, "glm4": 0.5}.get(
+        c["model_type"], 1.0
+    )
     partial = c.get("partial_rotary_factor", c.get("rotary_pct", partial))
     base = rope.get(
         "rope_theta", _get(c, "rope_theta", "rotary_emb_base") or defaults.get(c["model_type"], 10000.0)
@@ -129,7 +131,7 @@ def _rope_keys(c: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
 def _arch_keys(arch: str, c: Mapping[str, Any]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     window = c.get("sliding_window")
-    if window and arch in ("gemma2", "gemma3", "phi3", "llama", "starcoder2", "olmo2"):
+    if window and arch in ("gemma2", "gemma3", "phi3", "llama", "starcoder2", "olmo2", "cohere2"):
         keys["attention.sliding_window"] = window
     match arch:
         case "gemma2":
@@ -140,6 +142,8 @@ def _arch_keys(arch: str, c: Mapping[str, Any]) -> dict[str, Any]:
             keys["embedding_scale"] = c["embedding_multiplier"]
             keys["residual_scale"] = c["residual_multiplier"]
             keys["logit_scale"] = c["logits_scaling"]
+        case "command-r" | "cohere2":
+            keys["logit_scale"] = c["logit_scale"]
         case "gptneox" | "stablelm":
             default = arch == "gptneox"
             keys["use_parallel_residual"] = c.get("use_parallel_residual", default)
@@ -157,7 +161,7 @@ def _tensors(case: Case) -> dict[str, np.ndarray]:
     c = case.config
     arch = ARCHS[c["model_type"]]
     layers = _get(c, "num_hidden_layers", "n_layer")
-    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], layers)
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper().replace("-", "_")], layers)
     out: dict[str, np.ndarray] = {}
     for name, values in _stacked(case.weights).items():
         new = table.get_name(name, try_suffixes=(".weight", ".bias"))

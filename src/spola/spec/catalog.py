@@ -47,4 +47,8 @@ CATALOG = (
     Entry("Falcon 1", "falcon", "falcon", "ALiBi; in GGUF only the parallel form"),
     Entry("StableLM 2", "stablelm", "stablelm", "norms of q and k for each head"),
     Entry("Phi-1.5, Phi-2", "phi", "phi2", "norms of q and k"),
+    Entry("Command R", "cohere", "command-r", "norms of q and k"),
+    Entry("Command R7B, Command A", "cohere2", "cohere2"),
+    Entry("GLM-4 9B (of 2024), as converted for transformers", "glm", "chatglm"),
+    Entry("GLM-4 (of 2025)", "glm4", "glm4"),
 )

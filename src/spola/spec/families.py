@@ -21,10 +21,12 @@ from spola.spec.decoder import (
 )
 
 __all__ = [
+    "COHERE",
     "FALCON",
     "GEMMA",
     "GEMMA2",
     "GEMMA3",
+    "GLM4",
     "GPT2",
     "LLAMA",
     "NEOX",
@@ -47,13 +49,14 @@ class Family:
     """
 
     norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = True  # of LayerNorms
     placement: Placement = "pre"
     activation: Activation = "silu"
     gated: bool = True
     qk_norm: Literal["head", "whole"] | None = None
 
     def make_norm(self, eps: float, offset: float = 0.0) -> Norm:
-        return RmsNorm(eps, offset) if self.norm == "rms" else LayerNorm(eps)
+        return RmsNorm(eps, offset) if self.norm == "rms" else LayerNorm(eps, bias=self.norm_bias)
 
     def layer(
         self,
@@ -93,3 +96,5 @@ PHI2 = Family(norm="layer", placement="parallel", activation="gelu_tanh", gated=
 STARCODER2 = Family(norm="layer", activation="gelu_tanh", gated=False)
 FALCON = Family(norm="layer", placement="parallel", activation="gelu", gated=False)
 STABLELM = Family(norm="layer")
+COHERE = Family(norm="layer", norm_bias=False, placement="parallel")
+GLM4 = Family(placement="sandwich")

@@ -76,11 +76,12 @@ def scales(keys: Keys, row: GgufRow, hidden: int) -> Scales:
         return (value if value is not None else row.optional[key]) or neutral
 
     embedding = read("embedding_scale", 1.0) or 1.0
+    logits = read("logit_scale", 1.0) or 1.0
     return Scales(
         attention=read("attention.scale", None),
         embedding=embedding * (hidden**0.5 if row.scaled_embedding else 1.0),
         residual=read("residual_scale", 1.0) or 1.0,
-        logits=1.0 / (read("logit_scale", 1.0) or 1.0),  # the key holds a divisor
+        logits=logits if row.logits_multiplied else 1.0 / logits,
         attention_softcap=read("attn_logit_softcapping", None),
         logit_softcap=read("final_logit_softcapping", None),
     )
@@ -175,6 +176,7 @@ def positions(
     out: list[Positions] = []
     for i, window in enumerate(windows(keys, row, n)):
         bare = row.no_rope_every and (i + 1) % row.no_rope_every == 0
+        bare = bare or (row.rope_in_windows and window is None)
         out.append(NoPositions() if bare else rope if window is None else local)
     return tuple(out)
 

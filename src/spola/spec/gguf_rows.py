@@ -35,9 +35,11 @@ class GgufRow:
 
     ``window_every`` n: every n-th layer sees everything and the others a window; 1: all have the window.
     ``window_unscaled``: layers with a window ignore the rope scaling. ``no_rope_every`` n: every n-th layer
-    has no rope. ``scaled_embedding``: times the square root of the width. ``optional`` keys are obeyed by
-    this architecture only, with the value that stands for a missing one. ``placing``: how a layer tells where
-    its norms are. ``renames``: names in a layer that differ, by canonical name, best first.
+    has no rope; ``rope_in_windows``: only layers with a window have one. ``scaled_embedding``: times the
+    square root of the width. ``optional`` keys are obeyed by this architecture only, with the value that
+    stands for a missing one. ``logits_multiplied``: the key ``logit_scale`` is a factor, not a divisor.
+    ``placing``: how a layer tells where its norms are. ``renames``: names in a layer that differ, by
+    canonical name, best first.
     """
 
     family: Family
@@ -48,6 +50,8 @@ class GgufRow:
     window_rope_base: float | None = None
     window_unscaled: bool = False
     no_rope_every: int = 0
+    rope_in_windows: bool = False
+    logits_multiplied: bool = False
     rope: bool = True
     learned_positions: bool = False
     scaled_embedding: bool = False
@@ -60,6 +64,7 @@ class GgufRow:
 
 _SOFTCAPS: dict[str, float | None] = {"final_logit_softcapping": None}
 _SOFTCAPS_2: dict[str, float | None] = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_LOGITS: dict[str, float | None] = {"logit_scale": None}
 _GRANITE: dict[str, float | None] = {
     "attention.scale": None,
     "embedding_scale": None,
@@ -106,4 +111,15 @@ ROWS: dict[str, GgufRow] = {
     ),
     "stablelm": GgufRow(families.STABLELM, placing="stablelm"),
     "phi2": GgufRow(families.PHI2),
+    "command-r": GgufRow(families.COHERE, "interleaved", optional=_LOGITS, logits_multiplied=True),
+    "cohere2": GgufRow(
+        families.COHERE,
+        "interleaved",
+        window_every=4,
+        rope_in_windows=True,
+        optional=_LOGITS,
+        logits_multiplied=True,
+    ),
+    "glm4": GgufRow(families.GLM4, "interleaved", merged_mlp=True),
+    "chatglm": GgufRow(families.LLAMA, "interleaved", merged_mlp=True),
 }

@@ -11,7 +11,19 @@ from dataclasses import dataclass, field
 from spola.spec.manifest import TensorInfo
 from spola.spec.sources import Merged, Names
 
-__all__ = ["FALCON", "GPT2", "LLAMA", "MIXTRAL", "NEOX", "PHI", "PHI3", "STARCODER2", "HfNames"]
+__all__ = [
+    "FALCON",
+    "GLM",
+    "GLM4",
+    "GPT2",
+    "LLAMA",
+    "MIXTRAL",
+    "NEOX",
+    "PHI",
+    "PHI3",
+    "STARCODER2",
+    "HfNames",
+]
 
 _QKV = ("attention.q", "attention.k", "attention.v")
 
@@ -78,6 +90,15 @@ PHI3 = HfNames(
         Merged(_QKV, "self_attn.qkv_proj"),
         Merged(("mlp.gate", "mlp.up"), "mlp.gate_up_proj"),
     )
+)
+GLM = HfNames(merged=(Merged(("mlp.gate", "mlp.up"), "mlp.gate_up_proj"),))
+GLM4 = HfNames(
+    parts={
+        "post_attention_norm": ("post_self_attn_layernorm",),
+        "pre_mlp_norm": ("post_attention_layernorm",),
+        "post_mlp_norm": ("post_mlp_layernorm",),
+    },
+    merged=GLM.merged,
 )
 STARCODER2 = HfNames(parts={"mlp.up": ("mlp.c_fc",), "mlp.down": ("mlp.c_proj",)})
 PHI = HfNames(

@@ -188,10 +188,8 @@ def _window_period(config: HfConfig, row: HfRow) -> int:
     match row.window:
         case "even":
             return 2
-        case "1/4":
-            return 4
-        case "1/6":
-            return config.optional_integer("sliding_window_pattern", 1, 4096) or 6
+        case "1/4" | "1/6":
+            return config.optional_integer("sliding_window_pattern", 1, 4096) or int(row.window[-1])
     return 0
 
 
@@ -236,6 +234,7 @@ def positions(
             partial=partial,
             context=context,
             longrope_only=row.longrope_only,
+            layout=row.layout,
         )
 
     full = rope(rope_parameters(config, "full_attention"), theta)
@@ -243,6 +242,8 @@ def positions(
         return tuple(NoPositions() if bare else full for bare in _no_rope(config, n))
     if row.rope == "one":
         return (full,) * n
+    if row.rope == "in_windows":
+        return tuple(NoPositions() if window is None else full for window in windows)
     # A file with one scaling for all means the layers that see everything.
     nested = config.mapping("rope_parameters") or {}
     own = rope_parameters(config, "sliding_attention") if "sliding_attention" in nested else {}
@@ -342,7 +343,7 @@ def scales(config: HfConfig, row: HfRow, head_dim: int, hidden: int) -> Scales:
         attention=attention,
         embedding=factor("embedding_multiplier") * (hidden**0.5 if row.scaled_embedding else 1.0),
         residual=factor("residual_multiplier"),
-        logits=1.0 / divisor,
+        logits=factor("logit_scale") / divisor,
         attention_softcap=read("attn_logit_softcapping", None) or None,
         logit_softcap=read("final_logit_softcapping", None) or None,
         by_layer=by_layer,

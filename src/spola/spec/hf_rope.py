@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from spola.core.errors import ModelError
 from spola.spec.decoder import (
@@ -73,8 +73,9 @@ def read_rope(
     partial: float,
     context: int,
     longrope_only: bool = False,
+    layout: Literal["interleaved", "half"] = "half",
 ) -> Rope:
-    """The rope that ``values`` describe, in the half layout.
+    """The rope that ``values`` describe.
 
     ``theta`` and ``partial`` stand in where ``values`` do not say. ``longrope_only``: every scaling of this
     family is LongRoPE, whatever older files call it (Phi-3).
@@ -96,7 +97,7 @@ def read_rope(
             raise ModelError(f"config.json: {where}.{key[:80]} is not supported for rope type {kind}")
     if kind == "yarn" and theta <= 1.0:
         raise ModelError(f"config.json: {where}.rope_theta must be above 1 for yarn, not {theta:g}")
-    return Rope(dim, theta, "half", _scaling(config, kind, values, context))
+    return Rope(dim, theta, layout, _scaling(config, kind, values, context))
 
 
 def _scaling(config: HfConfig, kind: str, values: Mapping[str, Any], context: int) -> RopeScaling:

@@ -25,7 +25,8 @@ class HfRow:
     """``window``: which layers have one. ``even``: every other from the first; ``1/6``, ``1/4``: all but
     every sixth or fourth; ``late``: from ``max_window_layers`` on; ``used``: all, if ``use_sliding_window``;
     ``nope``: those without rope. ``layer_types`` in a file overrides it, but for ``all``. ``rope``
-    ``per_kind``: one for layers with a window and one for the others. ``scale``: the key whose power -1/2
+    ``per_kind``: one for layers with a window and one for the others; ``in_windows``: only
+    layers with a window have one. ``scale``: the key whose power -1/2
     (with ``scale_as_is``: whose value) multiplies scores. ``moe``: which keys describe experts.
     """
 
@@ -41,7 +42,8 @@ class HfRow:
     head_bias: bool = False
     activation: str = "hidden_act"
     window: Literal["none", "all", "used", "late", "even", "1/6", "1/4", "nope"] = "none"
-    rope: Literal["one", "per_kind", "unscaled_window", "nope_layers", "none"] = "one"
+    rope: Literal["one", "per_kind", "unscaled_window", "in_windows", "nope_layers", "none"] = "one"
+    layout: Literal["interleaved", "half"] = "half"
     partial: float = 1.0
     partial_key: str = "partial_rotary_factor"
     theta: float = 10000.0
@@ -80,6 +82,30 @@ _GEMMA3_TEXT: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
 }
 _RMS6: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu"}
+_COHERE_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "silu",
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "logit_scale": 0.0625,
+}
+_COHERE: dict[str, Any] = {
+    "eps": "layer_norm_eps",
+    "qkv_bias": "attention_bias",
+    "out_bias": "attention_bias",
+    "layout": "interleaved",
+    "theta": 500000.0,
+    "optional": ("logit_scale",),
+    "tied": True,
+}
+_GLM_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1.5625e-7,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "attention_bias": True,
+}
+_GLM: dict[str, Any] = {"qkv_bias": "attention_bias", "layout": "interleaved", "partial": 0.5}
 _GPT2_ALIASES = {
     "hidden_size": "n_embd",
     "max_position_embeddings": "n_positions",
@@ -275,6 +301,15 @@ ROWS: dict[str, HfRow] = {
         partial=0.25,
         placing="stablelm",
     ),
+    "cohere": HfRow(families.COHERE, defaults=_COHERE_DEFAULTS, **_COHERE),
+    "cohere2": HfRow(
+        families.COHERE,
+        defaults=_COHERE_DEFAULTS | {"sliding_window": 4096},
+        window="1/4",
+        **_COHERE | {"rope": "in_windows", "theta": 10000.0},
+    ),
+    "glm": HfRow(families.LLAMA, hf_names.GLM, defaults=_GLM_DEFAULTS, **_GLM),
+    "glm4": HfRow(families.GLM4, hf_names.GLM4, defaults=_GLM_DEFAULTS, **_GLM),
     "phi": HfRow(
         families.PHI2,
         hf_names.PHI,
