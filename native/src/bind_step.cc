@@ -1,9 +1,10 @@
 // Steps from Python and back. Layouts of the tuples (backends/native/runner.py makes and reads them):
 //   request  (id, choice, seed, ids, n_prompt, want, problem, (temperature, greedy, top_p, top_k, min_p,
-//             repetition, presence, frequency, logprobs), ((id, bias), ...))
+//             repetition, presence, frequency, logprobs, prompt_logprobs, processed, min_tokens),
+//             ((id, bias), ...), allowed, ends, (bad, ...))
 //   slice    (id, start, ids, tables, n_head, n_drafts, targets, masks), as spola.core.step.Slice
-//   output   (ids, accepted, logprobs, scores, vector, logits, error), as spola.core.step.SliceOutput
-// Ids, tables, targets: bytes of int32. Masks: bytes of uint32.
+//   output   (ids, accepted, logprobs, scores, vector, logits, error, prompt_logprobs), as SliceOutput there
+// Ids, tables, targets, ends, bad: bytes of int32. Masks, allowed: bytes of uint32; allowed may be empty.
 
 #include "bind_step.h"
 
@@ -34,6 +35,13 @@ const T* words(nb::handle object, int* count, const char* what) {
   return reinterpret_cast<const T*>(PyBytes_AsString(object.ptr()));
 }
 
+template <class T>
+std::vector<T> copied(nb::handle object, const char* what) {
+  int count = 0;
+  const T* first = words<T>(object, &count, what);
+  return {first, first + count};
+}
+
 RequestIn request_in(nb::handle t) {
   RequestIn r;
   r.id = get<int64_t>(t, 0);
@@ -56,8 +64,14 @@ RequestIn request_in(nb::handle t) {
   r.params.presence = get<float>(p, 6);
   r.params.frequency = get<float>(p, 7);
   r.params.logprobs = get<int>(p, 8);
+  r.params.prompt_logprobs = get<int>(p, 9);
+  r.params.processed = get<bool>(p, 10);
+  r.params.min_tokens = get<int>(p, 11);
   for (nb::handle pair : nb::object(t[8]))
     r.params.logit_bias.emplace_back(get<int32_t>(pair, 0), get<float>(pair, 1));
+  r.params.allowed = copied<uint32_t>(nb::object(t[9]), "allowed");
+  r.params.ends = copied<int32_t>(nb::object(t[10]), "RequestState.ends");
+  for (nb::handle bad : nb::object(t[11])) r.params.bad.push_back(copied<int32_t>(bad, "RequestState.bad"));
   return r;
 }
 
@@ -93,15 +107,16 @@ nb::object logprob_out(const LogprobOut& l) {
   return nb::make_tuple(l.id, l.logprob, nb::tuple(top));
 }
 
-nb::tuple slice_out(const SliceOut& s, bool wants_logprobs) {
+nb::object logprobs_or_none(const std::vector<LogprobOut>& entries) {
+  if (entries.empty()) return nb::none();
+  nb::list list;
+  for (const LogprobOut& l : entries) list.append(logprob_out(l));
+  return nb::tuple(list);
+}
+
+nb::tuple slice_out(const SliceOut& s) {
   nb::list ids;
   for (int32_t id : s.ids) ids.append(id);
-  nb::object logprobs = nb::none();
-  if (wants_logprobs) {
-    nb::list list;
-    for (const LogprobOut& l : s.logprobs) list.append(logprob_out(l));
-    logprobs = nb::tuple(list);
-  }
   nb::object scores = nb::none();
   if (!s.scores.empty()) {
     nb::list list;
@@ -110,8 +125,9 @@ nb::tuple slice_out(const SliceOut& s, bool wants_logprobs) {
   }
   nb::object error = nb::none();
   if (!s.error.empty()) error = nb::str(s.error.c_str());
-  return nb::make_tuple(nb::tuple(ids), s.accepted, logprobs, scores, bytes_or_none(s.vector),
-                        bytes_or_none(s.logits), error);
+  return nb::make_tuple(nb::tuple(ids), s.accepted, logprobs_or_none(s.logprobs), scores,
+                        bytes_or_none(s.vector), bytes_or_none(s.logits), error,
+                        logprobs_or_none(s.prompt_logprobs));
 }
 
 }  // namespace
@@ -130,7 +146,7 @@ nb::list execute(Decoder& decoder, nb::list fresh, nb::list gone, nb::list copie
     out = decoder.execute(step);
   }
   nb::list result;
-  for (const SliceOut& s : out) result.append(slice_out(s, !s.logprobs.empty()));
+  for (const SliceOut& s : out) result.append(slice_out(s));
   return result;
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -269,6 +270,120 @@ def test_a_mask_is_obeyed(driver: Driver) -> None:
     assert first(driver, greedy(), mask=bits({3, 9})) == max((3, 9), key=lambda i: raw[i])
 
 
+# --- bans: allowed ids, bad sequences, early ends ----------------------------------------------------
+
+
+def test_only_allowed_ids_are_drawn(driver: Driver) -> None:
+    for allowed in ((0, 31, 32, V - 1), (7,)):
+        for fields in ({"temperature": 0.0}, {"temperature": 5.0}, {"top_p": 0.5}, {"top_k": 3}):
+            params = sampled(allowed_token_ids=allowed, **fields)
+            out = driver.alone(Job(PROMPT, 6, params, seed=4))
+            assert set(out.ids) <= set(allowed)
+    both = driver.alone(Job(PROMPT, 6, sampled(allowed_token_ids=(3, 9)), mask=bits({9, 40})))
+    assert both.ids == [9] * 6
+    raw = logits_after(driver, PROMPT)
+    best = max((3, 9), key=lambda i: raw[i])
+    assert first(driver, greedy(allowed_token_ids=(9, 3), logit_bias={int(raw.argmax()): 100.0})) == best
+
+
+def test_an_end_is_not_drawn_before_min_tokens(driver: Driver) -> None:
+    plain = driver.alone(Job(PROMPT, 8, greedy())).ids
+    ends = (plain[0], plain[3])
+    for least in (1, 3, 6):
+        out = driver.alone(Job(PROMPT, 8, greedy(min_tokens=least), ends=ends)).ids
+        assert not set(out[:least]) & set(ends)
+    assert driver.alone(Job(PROMPT, 8, greedy(), ends=ends)).ids == plain
+    pushed = greedy(min_tokens=5, logit_bias={plain[0]: 100.0})
+    assert driver.alone(Job(PROMPT, 8, pushed, ends=ends)).ids[5:] == [plain[0]] * 3
+    assert plain[0] not in driver.alone(Job(PROMPT, 8, pushed, ends=ends)).ids[:5]
+
+
+def test_a_bad_sequence_is_never_completed(driver: Driver) -> None:
+    push = {5: 90.0, 6: 90.0, 7: 90.0}
+
+    def text(*bad: tuple[int, ...], drafts=()) -> list[int]:
+        params = sampled(logit_bias=push, temperature=8.0)
+        return driver.alone(Job(PROMPT, 40, params, seed=3, bad=bad, drafts=drafts)).ids
+
+    plain = text()
+    pairs = set(pairwise(plain))
+    assert {(5, 6), (6, 7), (7, 5)} <= pairs
+    assert 6 not in text((6,))
+    got = text((5, 6), (6, 7, 5))
+    assert (5, 6) not in pairwise(got)
+    assert (6, 7, 5) not in zip(got, got[1:], got[2:], strict=False)
+    assert {5, 6, 7} <= set(got)
+    # What is drafted does not count until it is accepted.
+    assert text((5, 6), (6, 7, 5), drafts=plain) == got
+    assert text((5, 6), (6, 7, 5), drafts=got) == got
+    # The prompt does not count.
+    params = greedy(logit_bias={6: 100.0})
+    assert driver.alone(Job([*PROMPT, 5], 1, params, bad=((5, 6),))).ids == [6]
+
+
+def test_bans_that_leave_nothing_end_the_request(driver: Driver) -> None:
+    out = driver.alone(Job(PROMPT, 3, greedy(allowed_token_ids=(4,)), bad=((4,),)))
+    assert out.error is not None
+    assert "no token" in out.error
+
+
+# --- log-probabilities of the prompt and of the distribution drawn from ------------------------------
+
+
+def test_prompt_logprobs_are_the_scores_of_the_prompt(driver: Driver) -> None:
+    scores = driver.alone(Job(PROMPT, want="score")).scores
+    plain = driver.alone(Job(PROMPT, 3, greedy()))
+    for chunk in (512, 7):
+        job = Job(PROMPT, 3, greedy(prompt_logprobs=4, logit_bias={5: 0.5}, repetition_penalty=1.01))
+        (out,) = driver.run([job], chunk)
+        assert out.error is None
+        assert [entry.id for entry in out.prompt_logprobs] == PROMPT[1:]
+        assert [entry.logprob for entry in out.prompt_logprobs] == pytest.approx(scores, abs=1e-4)
+        for place, entry in enumerate(out.prompt_logprobs):
+            raw = logits_after(driver, PROMPT[: place + 1]) if place % 13 == 0 else None
+            if raw is not None:
+                assert [i for i, _ in entry.top] == sorted(range(V), key=lambda i: (-raw[i], i))[:4]
+    (out,) = driver.run([Job(PROMPT, 3, greedy(prompt_logprobs=0))], 7)
+    assert (out.ids, out.logprobs) == (plain.ids, plain.logprobs) or not driver.runner.capabilities.invariant
+    assert all(entry.top == () for entry in out.prompt_logprobs)
+
+
+@pytest.mark.parametrize("target", [-1, V])
+def test_a_prompt_target_outside_the_vocabulary_is_refused(driver: Driver, target: int) -> None:
+    out = driver.alone(Job([3, target], 1, greedy(prompt_logprobs=1)))
+    assert out.error is not None
+    assert f"{target}" in out.error
+
+
+def test_processed_logprobs_are_of_what_is_drawn_from(driver: Driver) -> None:
+    raw = logits_after(driver, PROMPT)
+    for fields in (
+        {"temperature": 0.5},
+        {"temperature": 0.7, "top_k": 4},
+        {"temperature": 2.0, "top_p": 0.6},
+        {"temperature": 1.0, "min_p": 0.2},
+        {"temperature": 0.0, "logit_bias": {5: 3.0, 9: -100.0}, "top_k": 2},
+    ):
+        params = sampled(logprobs=20, logprobs_mode="processed", **fields)
+        (entry,) = driver.alone(Job(PROMPT, 1, params, seed=3)).logprobs
+        t = fields["temperature"] or 1.0
+        cooked = raw.astype(np.float64) / t
+        for i, bias in (params.logit_bias or {}).items():
+            cooked[i] += bias
+        order = sorted(range(V), key=lambda i: (-cooked[i], i))
+        w = np.exp(cooked - cooked.max())
+        keep = order[: params.top_k] if params.top_k and not params.greedy else order
+        if params.top_p < 1:
+            mass = np.cumsum(w[keep]) / w[keep].sum()
+            keep = keep[: int(np.searchsorted(mass, params.top_p)) + 1]
+        keep = [i for i in keep if w[i] >= params.min_p]
+        want = {i: float(cooked[i] - cooked.max() - math.log(w[keep].sum())) for i in keep[:20]}
+        assert dict(entry.top) == pytest.approx(want, abs=1e-4)
+        assert entry.logprob == pytest.approx(
+            float(cooked[entry.id] - cooked.max() - math.log(w[keep].sum())), abs=1e-4
+        )
+
+
 # --- errors touch one request ------------------------------------------------------------------------
 
 
@@ -279,6 +394,9 @@ def test_a_mask_is_obeyed(driver: Driver) -> None:
         (Job([999999], 3), "token id 999999 is outside"),
         (Job([-1, 3], 3), "token id -1 is outside"),
         (Job(PROMPT[:4], 3, greedy(logit_bias={V: 1.0})), f"{V}"),
+        (Job(PROMPT[:4], 3, greedy(allowed_token_ids=(V,))), f"allowed_token_ids: token id {V}"),
+        (Job(PROMPT[:4], 3, bad=((3, V),)), f"bad_words: token id {V}"),
+        (Job(PROMPT[:4], 3, greedy(min_tokens=1), ends=(V,)), f"ends: token id {V}"),
         (Job(PROMPT[:4], 3, mask=bytes(4 * -(-V // 32))), "mask allows no token"),
         (Job([3, V], want="score"), f"token id {V}"),
     ],

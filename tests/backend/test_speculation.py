@@ -75,9 +75,14 @@ def make(id: int) -> Request:
         frequency_penalty=draw.choice((0.0, 0.4)),
         top_p=draw.choice((1.0, 0.9)),
         logprobs=2,
+        logprobs_mode=draw.choice(("raw", "processed")),
+        prompt_logprobs=draw.choice((None, 1)),
+        min_tokens=draw.choice((0, 15)),
+        allowed_token_ids=tuple(range(0, VOCAB, 2)) if id == 4 else None,
     )
+    bad_ids = [[draw.randrange(VOCAB)], *([i, j] for i in range(20) for j in range(20))]
     guard = Even(12) if id % 3 == 2 else None
-    return Request(id=id, ids=ids, params=params, seed=id, eos_ids=[7], guard=guard)
+    return Request(id=id, ids=ids, params=params, seed=id, eos_ids=[7, 9], guard=guard, bad_ids=bad_ids)
 
 
 def run(bench, requests, proposer=None, *, blocks=64, rows=128, seqs=8, chunk=None):
@@ -104,6 +109,7 @@ def run(bench, requests, proposer=None, *, blocks=64, rows=128, seqs=8, chunk=No
         for event in engine.step(float(len(steps))):
             assert event.error is None, event.error
             ids, logprobs, _ = got.get(event.id, ([], [], None))
+            logprobs += event.prompt_logprobs or ()
             got[event.id] = (
                 ids + list(event.ids),
                 logprobs + list(event.logprobs or ()),

@@ -40,6 +40,8 @@ class Job:
     want: Want = "sample"
     mask: bytes | None = None  # of every sampled position
     drafts: Sequence[int] = ()  # what the request is expected to generate, for speculation
+    ends: Sequence[int] = ()  # banned before params.min_tokens
+    bad: Sequence[Sequence[int]] = ()
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Outcome:
     logits: list[np.ndarray] = field(default_factory=list)
     vector: np.ndarray | None = None
     accepted: int = 0
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     error: str | None = None
 
 
@@ -152,8 +155,13 @@ class Driver:
         self._reserve(r, start + len(ids))
         self._drop_dead(r)
         n_head = len(ids)
+        targets = r.known[start + 1 : end + 1] if job.want == "score" else []
         if job.want == "sample":
             n_head = 1 + len(drafts) if end == r.goal else 0
+            if job.params.prompt_logprobs is not None:
+                first = max(start, len(r.out.prompt_logprobs))
+                targets = r.known[first + 1 : min(end + 1, len(job.prompt))]
+                n_head += len(targets)
         elif job.want.startswith("embed"):
             n_head = 0
         return Slice(
@@ -163,8 +171,8 @@ class Driver:
             tuple(pack_ids(table) for table in r.tables),
             n_head,
             len(drafts),
-            pack_ids(r.known[start + 1 : end + 1]) if job.want == "score" else b"",
-            None if job.mask is None or not n_head else job.mask * n_head,
+            pack_ids(targets),
+            None if job.mask is None or not n_head else job.mask * (1 + len(drafts)),
         )
 
     def _reserve(self, r: _Running, positions: int) -> None:
@@ -189,7 +197,17 @@ class Driver:
 def _state(r: _Running) -> RequestState:
     job = r.job
     n_prompt = len(job.prompt)
-    return RequestState(r.id, job.choice, job.seed, pack_ids(r.known), n_prompt, job.params, None, job.want)
+    return RequestState(
+        r.id,
+        job.choice,
+        job.seed,
+        pack_ids(r.known),
+        n_prompt,
+        job.params,
+        want=job.want,
+        ends=pack_ids(job.ends),
+        bad=tuple(map(pack_ids, job.bad)),
+    )
 
 
 def _commit(r: _Running, piece: Slice, got: SliceOutput, vocab: int) -> None:
@@ -200,6 +218,7 @@ def _commit(r: _Running, piece: Slice, got: SliceOutput, vocab: int) -> None:
     out.accepted += got.accepted
     out.logprobs += got.logprobs or ()
     out.scores += got.scores or ()
+    out.prompt_logprobs += got.prompt_logprobs or ()
     if got.logits is not None:
         out.logits += list(np.frombuffer(got.logits, np.float32).reshape(-1, vocab))
     if got.vector is not None:

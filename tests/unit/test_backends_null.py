@@ -65,8 +65,8 @@ def test_seed_and_choice_count_unless_greedy():
         (Step(1, (piece(2),)), "request 2 was never new"),
         (Step(1, (piece(),), (state(),)), "request 1 is new but known"),
         (Step(1, (piece(start=3, ids=(1, 9, 10)),)), "the ids are not those from 3"),
-        (Step(1, (piece(start=3, ids=IDS[3:5]),)), "1 head rows to 5"),
-        (Step(1, (piece(start=3, ids=IDS[3:], n_head=0),)), "0 head rows to 6"),
+        (Step(1, (piece(start=3, ids=IDS[3:5]),)), "1 rows to sample at 5"),
+        (Step(1, (piece(start=3, ids=IDS[3:], n_head=0),)), "0 rows to sample at 6"),
         (Step(1, (), (state(2), state(3))), "3 live requests, at most 2"),
         (
             Step(1, (piece(start=3, ids=IDS[3:], table=(2, 1)),)),

@@ -41,6 +41,21 @@ BAD = [
     ("stop_token_ids", (-1,)),
     ("stop_token_ids", 5),
     ("logit_bias", {-1: 1.0}),
+    ("min_tokens", -1),
+    ("min_tokens", 17),
+    ("min_tokens", 1.0),
+    ("bad_words", ("",)),
+    ("bad_words", (" ",)),
+    ("bad_words", "word"),
+    ("bad_words", (5,)),
+    ("bad_words", ("x",) * 1025),
+    ("allowed_token_ids", ()),
+    ("allowed_token_ids", (-1,)),
+    ("allowed_token_ids", (True,)),
+    ("allowed_token_ids", 5),
+    ("prompt_logprobs", 21),
+    ("prompt_logprobs", -1),
+    ("logprobs_mode", "cooked"),
 ]
 
 

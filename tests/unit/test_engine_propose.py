@@ -18,6 +18,7 @@ class Words:
     id: int = 0
     known: array = field(default_factory=lambda: array("i"))
     n_prompt: int = 0
+    salt: str | None = None
 
 
 def text(*ids: int, id: int = 0) -> Words:
@@ -105,9 +106,10 @@ def test_suffix_learns_from_finished_answers_within_bounds() -> None:
     proposer.propose(answer, 4)
     proposer.forget(answer)
     assert list(proposer.propose(text(70, 1, 2, 3, id=2), 8)) == [4, 5, 6]
+    assert list(proposer.propose(Words(4, array("i", [70, 1, 2, 3]), salt="mine"), 8)) == []
     # What was asked is nobody else's business.
     assert list(proposer.propose(text(70, 50, 51, id=3), 8)) == []
-    for id in range(4, 60):
+    for id in range(5, 60):
         other = text(*(100 * id + i for i in range(30)), id=id)
         proposer.propose(other, 4)
         proposer.forget(other)

@@ -50,8 +50,9 @@ void Decoder::check(const StepIn& step) const {
     if (want->second == Want::kScore && s.n_targets != s.n_head) {
       refuse(slice_name(s) + ": one target per head row, please");
     }
-    if (want->second == Want::kSample && s.n_head != 0 && s.n_head != s.n_drafts + 1) {
-      refuse(slice_name(s) + ": n_head must be 0 or n_drafts + 1");
+    const int samples = s.n_head - s.n_targets;
+    if (want->second == Want::kSample && samples != 0 && samples != s.n_drafts + 1) {
+      refuse(slice_name(s) + ": head rows without a target must be 0 or n_drafts + 1");
     }
     if (!seen.insert(s.id).second) refuse(slice_name(s) + ": the request has two slices");
     check_slice(s);
@@ -72,8 +73,12 @@ void Decoder::check_slice(const SliceIn& s) const {
   }
   if (s.n_head < 0 || s.n_head > s.n) refuse(slice_name(s) + ": n_head is wrong");
   if (s.n_drafts < 0 || s.n_drafts >= s.n) refuse(slice_name(s) + ": n_drafts is wrong");
-  if (s.n_drafts > 0 && s.n_head != s.n_drafts + 1) refuse(slice_name(s) + ": n_head must be n_drafts + 1");
-  if (s.masks && s.mask_words != int64_t{s.n_head} * ((config_.vocab + 31) / 32)) {
+  if (s.n_targets > s.n_head) refuse(slice_name(s) + ": more targets than head rows");
+  const int samples = s.n_head - s.n_targets;
+  if (s.n_drafts > 0 && samples != s.n_drafts + 1) {
+    refuse(slice_name(s) + ": head rows must be n_drafts + 1");
+  }
+  if (s.masks && s.mask_words != int64_t{samples} * ((config_.vocab + 31) / 32)) {
     refuse(slice_name(s) + ": masks have the wrong size");
   }
   if (s.tables.size() != kv_.size()) refuse(slice_name(s) + ": one block table per KV group, please");

@@ -67,18 +67,26 @@ void Decoder::use_row(const HeadRow& row, const float* logits, Run& run, Sampler
                              sampler.log_sum_exp(logits));
     return;
   }
+  if (row.index < slice.n_targets) {
+    run.out.prompt_logprobs.push_back(
+        sampler.logprob(logits, slice.targets[row.index], std::max(run.request->params.prompt_logprobs, 0)));
+    return;
+  }
+  const int place = row.index - slice.n_targets;
   const int position = slice.start + (row.row - run.row) + 1;  // of the token that is drawn
   const size_t words = static_cast<size_t>((config_.vocab + 31) / 32);
-  const uint32_t* mask = slice.masks ? slice.masks + static_cast<size_t>(row.index) * words : nullptr;
+  const uint32_t* mask = slice.masks ? slice.masks + static_cast<size_t>(place) * words : nullptr;
   const int32_t id = sampler.sample(logits, *run.request, position, mask, &run.out.error);
   if (id < 0) return;
   run.out.ids.push_back(id);
-  run.request->append(id);
-  if (run.request->params.logprobs >= 0) {
-    run.out.logprobs.push_back(sampler.logprob(logits, id, run.request->params.logprobs));
+  const Params& params = run.request->params;
+  if (params.logprobs >= 0) {
+    run.out.logprobs.push_back(params.processed ? sampler.drawn_logprob(*run.request, id, params.logprobs)
+                                                : sampler.logprob(logits, id, params.logprobs));
   }
-  if (row.index >= slice.n_drafts) return;
-  if (slice.ids[slice.n - slice.n_drafts + row.index] == id) {
+  run.request->append(id);
+  if (place >= slice.n_drafts) return;
+  if (slice.ids[slice.n - slice.n_drafts + place] == id) {
     ++run.out.accepted;
   } else {
     run.stopped = true;

@@ -17,11 +17,13 @@ struct Request {
   Want want = Want::kSample;
   Params params;
   std::string problem;
+  int n_prompt = 0;
   int total = 0;                                // tokens named when the request came
   int known = 0;                                // tokens counted so far
   std::unordered_map<int32_t, int32_t> counts;  // occurrences in the output; 0: in the prompt only
   std::vector<double> sums;                     // of final hidden states, for want embed_mean
   int pooled = 0;                               // rows in `sums`
+  std::vector<int32_t> output;                  // kept when there are bad sequences
 
   // Ids outside of the vocabulary have no logit to lower: they are not counted.
   Request(const RequestIn& in, int vocab)
@@ -31,8 +33,10 @@ struct Request {
         want(in.want),
         params(in.params),
         problem(in.problem),
+        n_prompt(in.n_prompt),
         total(in.n_ids),
         known(in.n_ids) {
+    if (!params.bad.empty()) output.assign(in.ids + in.n_prompt, in.ids + in.n_ids);
     if (!params.counts_tokens()) return;
     for (int i = 0; i < in.n_ids; ++i) {
       if (in.ids[i] < 0 || in.ids[i] >= vocab) continue;
@@ -44,6 +48,7 @@ struct Request {
   void append(int32_t token) {
     ++known;
     if (params.counts_tokens()) ++counts[token];
+    if (!params.bad.empty()) output.push_back(token);
   }
 };
 

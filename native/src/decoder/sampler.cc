@@ -22,32 +22,56 @@ bool better(const Candidate& a, const Candidate& b) {
 int32_t Sampler::sample(const float* logits, const Request& request, int position, const uint32_t* mask,
                         std::string* error) {
   const Params& p = request.params;
-  const float* l = adjust(logits, request, mask);
+  const float* l = adjust(logits, request, position, mask);
+  drawn_ = l;
+  left_ = Left::kAll;
   const float top = kernels_->max_many(l, vocab_);
   if (!std::isfinite(top)) {
-    *error =
-        top == kLowest ? "the mask allows no token" : "a logit is not finite after penalties and temperature";
+    *error = top == kLowest ? "the mask allows no token that is not banned"
+                            : "a logit is not finite after penalties and temperature";
     return -1;
   }
   if (p.greedy) return largest(l, top);
   const double u = uniform(request.seed, static_cast<uint32_t>(position),
                            static_cast<uint32_t>(request.choice), Purpose::kTarget);
-  if (narrow(l, top, p)) return draw_candidates(p.min_p, u);
+  if (narrow(l, top, p)) {
+    left_ = Left::kCandidates;
+    return draw_candidates(p.min_p, u);
+  }
+  left_ = Left::kWeights;
   return draw_all(l, top, p.min_p, u);
 }
 
-// Mask, bias, penalties and temperature; the logits themselves when none of them applies.
-const float* Sampler::adjust(const float* logits, const Request& request, const uint32_t* mask) {
+// Takes out what must not be drawn: by mask, allowed ids, bad sequences and ends that come too early.
+void Sampler::restrict(const Request& request, int position, const uint32_t* mask) {
   const Params& p = request.params;
-  const bool warm = !p.greedy && p.temperature != 1.0f;
-  if (!mask && p.logit_bias.empty() && !p.counts_tokens() && !warm) return logits;
-  adjusted_.assign(logits, logits + vocab_);
   float* l = adjusted_.data();
-  if (mask) {
+  for (const uint32_t* bits : {mask, p.allowed.empty() ? nullptr : p.allowed.data()}) {
+    if (!bits) continue;
     for (int i = 0; i < vocab_; ++i) {
-      if (!((mask[i / 32] >> (i % 32)) & 1u)) l[i] = kLowest;
+      if (!((bits[i / 32] >> (i % 32)) & 1u)) l[i] = kLowest;
     }
   }
+  for (const std::vector<int32_t>& bad : p.bad) {
+    const size_t before = bad.size() - 1;
+    if (before > request.output.size()) continue;
+    if (std::equal(bad.begin(), bad.end() - 1, request.output.end() - before)) l[bad.back()] = kLowest;
+  }
+  if (position - request.n_prompt < p.min_tokens) {
+    for (int32_t id : p.ends) l[id] = kLowest;
+  }
+}
+
+// Bans, bias, penalties and temperature; the logits themselves when none of them applies.
+const float* Sampler::adjust(const float* logits, const Request& request, int position,
+                             const uint32_t* mask) {
+  const Params& p = request.params;
+  const bool warm = !p.greedy && p.temperature != 1.0f;
+  const bool bans = mask || !p.allowed.empty() || !p.bad.empty() || p.min_tokens > 0;
+  if (!bans && p.logit_bias.empty() && !p.counts_tokens() && !warm) return logits;
+  adjusted_.assign(logits, logits + vocab_);
+  float* l = adjusted_.data();
+  if (bans) restrict(request, position, mask);
   for (const auto& [id, bias] : p.logit_bias) l[id] += bias;
   for (const auto& [id, count] : request.counts) {
     if (p.repetition != 1.0f) l[id] = l[id] > 0.0f ? l[id] / p.repetition : l[id] * p.repetition;
@@ -209,6 +233,19 @@ LogprobOut Sampler::logprob(const float* logits, int32_t id, int top) {
     for (const Candidate& c : candidates_) out.top.emplace_back(c.id, static_cast<double>(c.logit) - lse);
   }
   return out;
+}
+
+LogprobOut Sampler::drawn_logprob(const Request& request, int32_t id, int top) {
+  if (left_ == Left::kAll) return logprob(drawn_, id, top);
+  processed_.assign(vocab_, kLowest);
+  if (left_ == Left::kCandidates) {
+    for (const Candidate& c : candidates_) processed_[c.id] = c.logit;
+  } else {
+    for (int i = 0; i < vocab_; ++i) {
+      if (weights_[i] > 0.0f || request.params.min_p <= 0.0f) processed_[i] = drawn_[i];
+    }
+  }
+  return logprob(processed_.data(), id, top);
 }
 
 }  // namespace spola

@@ -34,8 +34,13 @@ class Sampler {
   // Log-probability of `id` and of the `top` likeliest ids.
   LogprobOut logprob(const float* logits, int32_t id, int top);
 
+  // The same under the distribution that the last call of sample() drew from; for a greedy request, that
+  // after its penalties. `request` and the logits must be as they were then.
+  LogprobOut drawn_logprob(const Request& request, int32_t id, int top);
+
  private:
-  const float* adjust(const float* logits, const Request& request, const uint32_t* mask);
+  const float* adjust(const float* logits, const Request& request, int position, const uint32_t* mask);
+  void restrict(const Request& request, int position, const uint32_t* mask);
   void best(const float* logits, int64_t count);
   int32_t largest(const float* logits, float top) const;
   bool narrow(const float* logits, float top, const Params& params);
@@ -47,6 +52,9 @@ class Sampler {
   const Kernels* kernels_;
   int vocab_;
   std::vector<float> adjusted_;
+  std::vector<float> processed_;
+  const float* drawn_ = nullptr;  // what the last sample() drew from, before top-k, top-p and min-p
+  enum class Left { kAll, kCandidates, kWeights } left_ = Left::kAll;  // what says which ids were left
   std::vector<float> weights_;
   std::vector<double> before_;  // running sum at the start of each chunk
   std::vector<Candidate> candidates_;

@@ -21,8 +21,14 @@ struct Params {
   float repetition = 1.0f;
   float presence = 0.0f;
   float frequency = 0.0f;
-  int logprobs = -1;  // alternatives per token; -1: none asked for
+  int logprobs = -1;         // alternatives per token; -1: none asked for
+  int prompt_logprobs = -1;  // the same of prompt tokens
+  bool processed = false;    // log-probabilities of generated tokens are of the distribution drawn from
+  int min_tokens = 0;        // of output before an id of `ends` can be drawn
   std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<uint32_t> allowed;          // a bit per id, as a mask; empty: all ids
+  std::vector<int32_t> ends;              // sorted
+  std::vector<std::vector<int32_t>> bad;  // sequences that the output must not complete
 
   bool counts_tokens() const { return repetition != 1.0f || presence != 0.0f || frequency != 0.0f; }
 };
@@ -44,6 +50,8 @@ struct Table {
   int count = 0;
 };
 
+// Head rows are the last n_head rows. Of a sampling slice the first n_targets of them have the prompt token
+// that follows; the others are drawn from.
 struct SliceIn {
   int64_t id = 0;
   int start = 0;
@@ -54,7 +62,7 @@ struct SliceIn {
   int n_drafts = 0;
   const int32_t* targets = nullptr;
   int n_targets = 0;
-  const uint32_t* masks = nullptr;  // [n_head][ceil(vocab / 32)] or null
+  const uint32_t* masks = nullptr;  // [n_head - n_targets][ceil(vocab / 32)] or null
   int64_t mask_words = 0;           // words in all
 };
 
@@ -84,6 +92,7 @@ struct SliceOut {
   std::vector<int32_t> ids;
   int accepted = 0;
   std::vector<LogprobOut> logprobs;
+  std::vector<LogprobOut> prompt_logprobs;
   std::vector<double> scores;
   std::vector<float> vector;
   std::vector<float> logits;

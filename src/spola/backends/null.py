@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from spola.backends.shapes import StepError, check_step, static
 from spola.core.runner import BLOCK_TOKENS, Capabilities, RunnerConfig, Tensor
 from spola.core.step import (
@@ -163,8 +165,10 @@ class NullRunner:
             raise StepError(
                 f"step {step.index}, request {piece.id}: the ids are not those from {piece.start}"
             )
-        if held.state.want == "sample" and piece.n_head != (1 + piece.n_drafts) * (end == len(held.ids)):
-            raise StepError(f"step {step.index}, request {piece.id}: {piece.n_head} head rows to {end}")
+        if held.state.want == "sample" and piece.n_samples != (1 + piece.n_drafts) * (end == len(held.ids)):
+            raise StepError(
+                f"step {step.index}, request {piece.id}: {piece.n_samples} rows to sample at {end}"
+            )
         held.upto(end)
 
     def _copy(self, step: Step) -> None:
@@ -213,7 +217,8 @@ class NullRunner:
         held = self._held[piece.id]
         want = held.state.want
         if want == "sample":
-            return self._sample(held, piece) if piece.n_head else SliceOutput()
+            out = self._sample(held, piece) if piece.n_samples else SliceOutput()
+            return self._with_prompt(held, piece, out) if piece.targets else out
         first = piece.start + piece.n - piece.n_head
         if want == "score":
             rows = zip(range(first, first + piece.n_head), unpack_ids(piece.targets), strict=True)
@@ -233,7 +238,7 @@ class NullRunner:
         words = (self._vocab + 31) // 32
         new: list[int] = []
         logprobs: list[TokenLogprob] = []
-        for row in range(piece.n_head):
+        for row in range(piece.n_samples):
             best = self._next(held, len(held.ids))
             token: int | None = best
             if piece.masks is not None:
@@ -249,6 +254,15 @@ class NullRunner:
         return SliceOutput(
             ids=tuple(new), accepted=len(new) - 1, logprobs=tuple(logprobs) if wanted else None
         )
+
+    def _with_prompt(self, held: _Held, piece: Slice, out: SliceOutput) -> SliceOutput:
+        first = piece.start + piece.n - piece.n_head
+        listed = []
+        for place, target in enumerate(unpack_ids(piece.targets), start=first + 1):
+            listed.append(
+                self._listed(target, self._next(held, place), held.state.params.prompt_logprobs or 0)
+            )
+        return msgspec.structs.replace(out, prompt_logprobs=tuple(listed))
 
     def _embed(self, held: _Held, piece: Slice) -> SliceOutput:
         """Element j of a position's vector is a 16-bit field of its number; the mean is over positions."""

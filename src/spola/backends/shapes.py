@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import msgspec
 
 from spola.core.runner import Capabilities, RunnerConfig
-from spola.core.step import Slice, Step, unpack_ids
+from spola.core.step import RequestState, Slice, Step, unpack_ids
 
-__all__ = ["StepError", "check_step", "is_decode", "static"]
+__all__ = ["StepError", "check_step", "is_decode", "outside_ids", "static"]
 
 GONE = -1  # entry of a block that a window group gave back
 
@@ -94,7 +94,7 @@ def _check_slice(piece: Slice, caps: Capabilities, config: RunnerConfig) -> None
         raise StepError(f"{piece.n_drafts} drafts of {piece.n} rows")
     if piece.n_drafts and not caps.speculation:
         raise StepError("drafts for a backend without speculation")
-    if piece.targets and len(piece.targets) != 4 * piece.n_head:
+    if len(piece.targets) > 4 * piece.n_head:
         raise StepError(f"{len(piece.targets) // 4} score targets for {piece.n_head} head rows")
     if len(piece.tables) != len(config.kv_groups):
         raise StepError(f"{len(piece.tables)} block tables for {len(config.kv_groups)} KV groups")
@@ -156,3 +156,19 @@ def _check_table(where: str, table: array[int], n_blocks: int, dead: int) -> Non
     live = [block for block in table if block != GONE]
     if len(set(live)) != len(live):
         raise StepError(f"{where}: a block is twice in the table")
+
+
+def outside_ids(state: RequestState, vocab: int) -> str:
+    """What is wrong with the ids that ``state`` allows or bans, as one line; "" if nothing is."""
+    named = {
+        "allowed_token_ids": tuple(state.params.allowed_token_ids or ()),
+        "ends": unpack_ids(state.ends),
+        "bad_words": [token for ids in state.bad for token in unpack_ids(ids)],
+    }
+    for name, ids in named.items():
+        for token in ids:
+            if not 0 <= token < vocab:
+                return f"{name}: token id {token} is outside of the vocabulary of {vocab}"
+    if not all(state.bad):
+        return "bad_words: an empty sequence"
+    return ""

@@ -7,7 +7,7 @@ is built; a wrong one raises ``RequestError`` naming the field. Nothing here sam
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,16 +18,21 @@ __all__ = ["MAX_LOGPROBS", "SamplingParams"]
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_N = 128
+MAX_BAD_WORDS = 1024
 _INT32 = 2**31
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling settings of one request.
 
-    Order of application: logit_bias, repetition penalty (prompt and output), presence and frequency
-    penalty (output only), temperature, top_k, top_p, min_p, draw. ``temperature`` 0 is greedy.
-    ``top_k`` 0 or -1 is off. ``logprobs`` asks for that many alternatives per generated token, taken
-    from the raw distribution (log-softmax of the unmodified logits); the chosen token is always listed.
+    Order of application: grammar, allowed_token_ids, bad_words, min_tokens, logit_bias, repetition penalty
+    (prompt and output), presence and frequency penalty (output only), temperature, top_k, top_p, min_p,
+    draw. ``temperature`` 0 is greedy. ``top_k`` 0 or -1 is off. ``logprobs`` asks for that many
+    alternatives per generated token; the chosen token is always listed. They are of the raw distribution
+    (log-softmax of the unmodified logits), or of the one drawn from with ``logprobs_mode`` "processed".
+    ``prompt_logprobs`` asks the same, raw, for every prompt token after the first. ``min_tokens`` are
+    generated before an end of sequence or stop token can be; stop strings end a text at any time. A
+    ``bad_words`` string is never completed by the output, neither with nor without a space before it.
     ``seed`` is reduced modulo 2**64; None draws one at admission. ``stop`` may be given as one string.
 
     Raises RequestError naming the field on a value out of range.
@@ -44,12 +49,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
     max_tokens: int | None = 16
+    min_tokens: int = 0
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
 
     def __post_init__(self) -> None:
         # vLLM's scripts write one stop as a string, and None for nothing.
@@ -57,6 +67,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.structs.force_setattr(self, "stop", (self.stop,) if self.stop is not None else ())
         if self.stop_token_ids is None:
             msgspec.structs.force_setattr(self, "stop_token_ids", ())
+        if self.bad_words is None:
+            msgspec.structs.force_setattr(self, "bad_words", ())
         _integer("n", self.n, 1, MAX_N)
         _number("temperature", self.temperature, 0.0, math.inf)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
@@ -69,13 +81,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _integer("max_tokens", self.max_tokens, 1, _INT32 - 1)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**64), 2**64 - 1)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.logprobs_mode not in ("raw", "processed"):
+            raise RequestError(
+                f"logprobs_mode must be raw or processed, not {self.logprobs_mode!r}", param="logprobs_mode"
+            )
+        _integer("min_tokens", self.min_tokens, 0, _INT32 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens})",
+                param="min_tokens",
+            )
         _check_stops(self.stop)
         if not isinstance(self.stop_token_ids, (tuple, list)):
             raise RequestError("stop_token_ids must be a list of token ids", param="stop_token_ids")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, _INT32 - 1)
+        _check_bad_words(self.bad_words)
+        _check_allowed(self.allowed_token_ids)
         for token, bias in (self.logit_bias or {}).items():
             _integer("logit_bias", token, 0, _INT32 - 1)
             _number(f"logit_bias[{token}]", bias, -100.0, 100.0)
@@ -113,3 +138,20 @@ def _check_stops(stops: Any) -> None:
             raise RequestError(f"stop must hold non-empty strings, not {stop!r}", param="stop")
         if any("\ud800" <= c <= "\udfff" for c in stop):
             raise RequestError(f"stop {stop[:80]!r} is not valid Unicode: it can never occur", param="stop")
+
+
+def _check_bad_words(words: Any) -> None:
+    if not isinstance(words, (tuple, list)) or len(words) > MAX_BAD_WORDS:
+        raise RequestError(f"bad_words must be a list of at most {MAX_BAD_WORDS} strings", param="bad_words")
+    for word in words:
+        if not isinstance(word, str) or not word.strip():
+            raise RequestError(f"bad_words must hold words, not {word!r}", param="bad_words")
+
+
+def _check_allowed(ids: Any) -> None:
+    if ids is None:
+        return
+    if not isinstance(ids, (tuple, list)) or not ids:
+        raise RequestError("allowed_token_ids must be a non-empty list of ids", param="allowed_token_ids")
+    for token in ids:
+        _integer("allowed_token_ids", token, 0, _INT32 - 1)

@@ -66,13 +66,16 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     params: SamplingParams
     adapter: str | None = None
     want: Want = "sample"
+    ends: bytes = b""  # int32: ids that cannot be drawn before params.min_tokens are generated
+    bad: tuple[bytes, ...] = ()  # int32 each: sequences that the output must not complete
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive tokens of one request to compute in this step.
 
     Row i of the slice is position ``start + i``. The last ``n_head`` rows get logits. A sampling slice
-    that reaches the end of the known tokens has ``n_head == 1 + n_drafts``; one that does not has 0.
+    that reaches the end of the known tokens samples on its last ``1 + n_drafts`` rows, another one on none.
+    Head rows before these have ``targets``: the prompt ids after them, whose log-probabilities are asked for.
     """
 
     id: int
@@ -81,13 +84,18 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     tables: tuple[bytes, ...]  # one per KvGroup: int32 block ids covering positions [0, start + n)
     n_head: int = 0
     n_drafts: int = 0
-    targets: bytes = b""  # int32[n_head]: ids to score, for want "score"
-    masks: bytes | None = None  # uint32[n_head, ceil(V / 32)], bit set = allowed
+    targets: bytes = b""  # int32: ids to score, for want "score" one per head row
+    masks: bytes | None = None  # uint32[n_samples, ceil(V / 32)], bit set = allowed
 
     @property
     def n(self) -> int:
         """Number of rows."""
         return len(self.ids) // 4
+
+    @property
+    def n_samples(self) -> int:
+        """Head rows without a target: those that a sampling slice draws from."""
+        return self.n_head - len(self.targets) // 4
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -134,6 +142,7 @@ class SliceOutput(msgspec.Struct, frozen=True, array_like=True):
     vector: bytes | None = None  # f32[hidden], for the embed wants, when the last row is reached
     logits: bytes | None = None  # f32[n_head, V], for want "logits"
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # one per target of a sampling slice
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):

@@ -55,6 +55,7 @@ class Engine:
         """Queue ``request``; raises as ``Scheduler.add``, and RequestError for ids outside the vocabulary."""
         self._check_ids("prompt", (min(request.known), max(request.known)) if request.known else ())
         self._check_ids("stop_token_ids", request.params.stop_token_ids)
+        self._check_ids("allowed_token_ids", tuple(request.params.allowed_token_ids or ()))
         self._check_ids("logit_bias", tuple(request.params.logit_bias or ()))
         self.scheduler.add(request)
 

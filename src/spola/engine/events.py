@@ -58,10 +58,11 @@ class Summary:
 class Event:
     """News of one request. Exactly one event of a request has a ``finish_reason``, and it is the last.
 
-    ``ids`` are the new tokens, an end-of-sequence or stop token included (``stop_id`` names it, so that
-    it need not be shown). ``scores`` and ``logits`` come in pieces, in order of position, each position
-    once; ``logits`` is f32[n, V]. ``finish_reason`` of a score, embed or logits request is "stop" when all
-    is computed. ``error`` is one line, given with the finish reason "error".
+    ``ids`` are the new tokens, an end-of-sequence or stop token included (``stop_id`` names it, so that it
+    need not be shown). ``scores`` and ``logits`` come in pieces, in order of position, each position once,
+    as do ``prompt_logprobs``, from the second prompt token on; ``logits`` is f32[n, V]. ``finish_reason``
+    of a score, embed or logits request is "stop" when all is computed. ``error`` is one line, given with
+    the finish reason "error".
     """
 
     id: int
@@ -74,6 +75,7 @@ class Event:
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     summary: Summary | None = None  # with the finish reason
 
     @property

@@ -25,7 +25,7 @@ def guarded(step: Step, requests: Mapping[int, Request], vocab: int) -> tuple[St
     changed: dict[int, Slice] = {}
     for piece in step.slices:
         guard = requests[piece.id].guard
-        if guard is None or not piece.n_head:
+        if guard is None or not piece.n_samples:
             continue
         drafts = unpack_ids(piece.ids)[piece.n - piece.n_drafts :]
         try:

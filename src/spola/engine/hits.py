@@ -66,7 +66,7 @@ class PrefixCache:
 
     def reads(self, request: Request) -> bool:
         """Whether ``request`` may start from what others have computed."""
-        return self.enabled and request.want == "sample"
+        return self.enabled and request.want == "sample" and not request.lists_prompt
 
     def siblings(self, request: Request, leader: Request) -> Hit:
         """As ``lookup``, for a choice of the request whose first choice is ``leader`` and is running."""

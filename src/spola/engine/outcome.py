@@ -34,6 +34,8 @@ def apply(request: Request, piece: Slice, out: SliceOutput) -> Outcome:
     request.peak_computed = max(request.peak_computed, request.computed)
     request.drafts = ()
     if request.want == "sample":
+        if piece.targets:
+            request.head_from = piece.start + piece.n - piece.n_samples
         return _take(request, out.ids)
     if piece.n_head:
         request.head_from = piece.start + piece.n  # given: not again after a preemption
@@ -44,9 +46,12 @@ def _fault(request: Request, piece: Slice, out: SliceOutput) -> str | None:
     """What is wrong with the shape of ``out``, or None."""
     if not 0 <= out.accepted <= piece.n_drafts:
         return f"{out.accepted} accepted drafts of {piece.n_drafts}"
-    wanted = out.accepted + 1 if request.want == "sample" and piece.n_head else 0
+    wanted = out.accepted + 1 if request.want == "sample" and piece.n_samples else 0
     if len(out.ids) != wanted:
         return f"{len(out.ids)} tokens where {wanted} were due"
+    asked = len(piece.targets) // 4 if request.want == "sample" else 0
+    if len(out.prompt_logprobs or ()) != asked:
+        return f"{len(out.prompt_logprobs or ())} prompt log-probabilities where {asked} were due"
     if request.want == "score" and len(out.scores or ()) != piece.n_head:
         return f"{len(out.scores or ())} scores where {piece.n_head} were due"
     if request.want == "logits" and piece.n_head and not out.logits:

@@ -114,6 +114,12 @@ def _slice(request: Request, rows: int, drafts: int) -> Slice:
         if end == len(request.known):
             n_head = 1 + drafts
             ids += array("i", request.drafts[:drafts])
+        if request.params.prompt_logprobs is not None:
+            # Rows up to the last but one of the prompt; never again after they were given.
+            n_targets = max(0, min(end, request.n_prompt - 1) - max(start, request.head_from))
+            n_head += n_targets
+            first = end - n_head + drafts
+            targets = request.known[first + 1 : first + 1 + n_targets].tobytes()
     elif request.want in ("score", "logits"):
         n_head = max(0, end - max(start, request.head_from))
         if request.want == "score":

@@ -19,6 +19,7 @@ class Text(Protocol):
     id: int
     known: array[int]  # prompt and output
     n_prompt: int
+    salt: str | None  # what keeps its text apart from others'
 
 
 class Proposer(Protocol):

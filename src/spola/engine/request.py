@@ -17,7 +17,7 @@ from typing import NamedTuple
 from spola.core.errors import RequestError
 from spola.core.guard import Guard
 from spola.core.params import SamplingParams
-from spola.core.step import RequestState, Want
+from spola.core.step import RequestState, Want, pack_ids
 from spola.engine.events import FinishReason, Summary
 from spola.engine.kv import BlockTable
 from spola.engine.prefix import KeyChain
@@ -46,7 +46,8 @@ class Request:
     ``id`` is unique in an engine and never reused; choice i of the n of a request has its own id.
     ``eos_ids`` end the text unless ``params.ignore_eos``; ``params.stop_token_ids`` always do.
     ``head_from`` is, for the wants "score" and "logits", the first position whose head is computed: a
-    score request gives the log-probability of every id after it.
+    score request gives the log-probability of every id after it. ``bad_ids`` are sequences that the output
+    must not complete.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Request:
         "accepted",
         "adapter",
         "arrival_s",
+        "bad_ids",
         "chain",
         "choice",
         "computed",
@@ -105,6 +107,7 @@ class Request:
         arrival_s: float = 0.0,
         head_from: int = 0,
         salt: str | None = None,
+        bad_ids: Iterable[Sequence[int]] = (),
     ) -> None:
         self.id = id
         self.choice = choice
@@ -121,6 +124,7 @@ class Request:
         self.want: Want = want
         self.eos_ids = frozenset() if params.ignore_eos else frozenset(eos_ids)
         self.stop_ids = frozenset(params.stop_token_ids)
+        self.bad_ids = tuple(tuple(ids) for ids in bad_ids)
         self.guard = guard
         self.adapter = adapter
         self.priority = priority
@@ -164,6 +168,11 @@ class Request:
         return self.computed == self.goal - 1
 
     @property
+    def lists_prompt(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to be given: their rows must be computed."""
+        return self.params.prompt_logprobs is not None and self.head_from < self.n_prompt - 1
+
+    @property
     def n_output(self) -> int:
         return len(self.known) - self.n_prompt
 
@@ -183,6 +192,8 @@ class Request:
             params=self.params,
             adapter=self.adapter,
             want=self.want,
+            ends=pack_ids(sorted(self.eos_ids | self.stop_ids)) if self.params.min_tokens else b"",
+            bad=tuple(pack_ids(ids) for ids in self.bad_ids),
         )
 
     def got_tokens(self, now: float) -> None:

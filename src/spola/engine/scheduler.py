@@ -343,6 +343,7 @@ class Scheduler:
             if outcome.reason != "error":
                 self._count_drafts(request, piece.n_drafts, out.accepted)
                 event.scores, event.vector, event.logits = out.scores, out.vector, out.logits
+                event.prompt_logprobs = out.prompt_logprobs
             if outcome.kept:
                 event.ids = out.ids[: outcome.kept]
                 event.logprobs = None if out.logprobs is None else out.logprobs[: outcome.kept]
@@ -352,7 +353,7 @@ class Scheduler:
             self._finish(request, event, now)
         else:
             self.kv.trim(request, request.computed)
-            if event.ids or event.scores or event.vector or event.logits:
+            if event.ids or event.scores or event.vector or event.logits or event.prompt_logprobs:
                 self._events.append(event)
 
     def _count_drafts(self, request: Request, drafted: int, accepted: int) -> None:

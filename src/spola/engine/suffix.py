@@ -23,8 +23,8 @@ class SuffixProposer:
 
     ``shortest`` tokens at least must match, up to ``deepest`` are compared, at most ``votes`` of the most
     recent occurrences count. A guess ends before the token with which the product of vote shares falls
-    below ``min_share``. The last ``history`` generated tokens of finished requests are searched too: they
-    change how fast an answer comes, never what it says.
+    below ``min_share``. The last ``history`` generated tokens of finished requests without a salt are, for
+    such requests, searched too: they change how fast an answer comes, never what it says.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class SuffixProposer:
         own.extend(text.known[len(own.ids) :])
         end = own.ids[-self._deepest :]
         found = [(*match, own) for match in own.matches(end, self._votes, len(own.ids))]
-        history = self._history
+        history = self._history if text.salt is None else _Chains(self._shortest)
         found += [(*match, history) for match in history.matches(end, self._votes, len(history.ids) + 1)]
         longest = max((length for length, _, _ in found), default=0)
         places = [(at, chains) for length, at, chains in found if length == longest]
         return self._vote(places, min(most, longest))
 
     def forget(self, text: Text) -> None:
-        if self._texts.pop(text.id, None) is None or not self._keep:
+        if self._texts.pop(text.id, None) is None or not self._keep or text.salt is not None:
             return
         history = self._history
         history.extend(array("i", [_NONE]))

@@ -49,6 +49,7 @@ class Choice:
     stop_reason: int | str | None = None
     error: SpolaError | None = None
     summary: Summary | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class Job:
@@ -102,6 +103,7 @@ class Job:
         text = choice.stream.push(shown)
         choice.token_ids += mail.ids
         choice.logprobs += mail.logprobs or ()
+        choice.prompt_logprobs += mail.prompt_logprobs or ()
         if mail.finish_reason is not None:
             text += choice.stream.finish()
             choice.summary = mail.summary

@@ -57,7 +57,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """One prompt and its choices. ``prompt`` is None when ids were given."""
+    """One prompt and its choices. ``prompt`` is None when ids were given.
+
+    ``prompt_logprobs[i]`` is of prompt token i, given those before it; None for the first.
+    """
 
     request_id: str
     prompt: str | None
@@ -65,6 +68,7 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = True
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ def output_of(request_id: str, prompt: str | None, job: Job, tokenizer: Tokenize
         outputs=[_completion(choice, job.params.logprobs, tokenizer) for choice in job.choices],
         finished=job.done,
         num_cached_tokens=job.cached_tokens,
+        prompt_logprobs=_prompt(job, tokenizer),
     )
 
 
@@ -102,6 +107,12 @@ def timing_of(summary: Summary | None, tokens: int) -> Timing | None:
         longest_gap_s=summary.longest_gap_s,
         preemptions=summary.preemptions,
     )
+
+
+def _prompt(job: Job, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None] | None:
+    if job.params.prompt_logprobs is None:
+        return None
+    return [None, *(_table(entry, tokenizer) for entry in job.choices[0].prompt_logprobs)]
 
 
 def _completion(choice: Choice, wanted: int | None, tokenizer: Tokenizer) -> CompletionOutput:

@@ -14,7 +14,7 @@ from spola.text.chat import ChatTemplate
 from spola.text.messages import normalise_messages
 from spola.text.tokenizer import Tokenizer
 
-__all__ = ["encode_chat", "listed_prompts", "parse_prompt"]
+__all__ = ["bad_sequences", "encode_chat", "listed_prompts", "parse_prompt"]
 
 # Code points that Unicode keeps out of texts; one that no message uses becomes the mark.
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
@@ -69,3 +69,18 @@ def parse_prompt(prompt: Any) -> tuple[str | None, Sequence[int]]:
     if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
         return None, prompt
     raise RequestError(f"a prompt must be text or a list of token ids, not {prompt!r:.60}", param="prompts")
+
+
+def bad_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
+    """The ids of every one of ``words``, as it is at the start of a text and as it is after a space.
+
+    Raises RequestError for one that no token can write.
+    """
+    out: list[list[int]] = []
+    for word in words:
+        bare = word.strip()
+        spelled = [tokenizer.encode(text, add_bos=False, add_eos=False) for text in (bare, " " + bare)]
+        if not all(spelled):
+            raise RequestError(f"bad_words: no token can write {word!r}", param="bad_words")
+        out += [ids for ids in spelled if ids not in out]
+    return out

@@ -10,6 +10,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from spola.core.errors import RequestError
 from spola.core.guard import Guard
 from spola.core.params import SamplingParams
@@ -20,7 +22,7 @@ from spola.runtime.config import EngineConfig
 from spola.runtime.guards import PaddingGuard, real_tokens
 from spola.runtime.loop import EngineLoop, Mailbox
 from spola.runtime.machine import Machine
-from spola.runtime.prompts import encode_chat
+from spola.runtime.prompts import bad_sequences, encode_chat
 from spola.runtime.timeline import Timeline
 from spola.spec.decoder import DecoderSpec
 from spola.text.chat import ChatTemplate, no_template
@@ -123,6 +125,7 @@ class Service:
             )
         self.tokenizer.check_ids(params.stop_token_ids, "stop_token_ids")
         self.tokenizer.check_ids(params.logit_bias or (), "logit_bias")
+        self.tokenizer.check_ids(params.allowed_token_ids or (), "allowed_token_ids")
 
     def submit(
         self,
@@ -142,15 +145,19 @@ class Service:
         job = Job([self.loop.next_id() for _ in range(params.n)], ids, params, self.tokenizer)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         now = self.loop.clock()
+        # The choices have one prompt: its log-probabilities are computed for the first.
+        later = msgspec.structs.replace(params, prompt_logprobs=None)
+        bad_ids = bad_sequences(self.tokenizer, params.bad_words)
         requests = [
             Request(
                 id=choice.id,
                 ids=ids,
-                params=params,
+                params=later if choice.index else params,
                 seed=seed,
                 choice=choice.index,
                 eos_ids=self.tokenizer.eos_ids,
                 guard=self._guard(params),
+                bad_ids=bad_ids,
                 priority=priority,
                 arrival_s=now,
                 salt=cache_salt,

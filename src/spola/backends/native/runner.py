@@ -18,7 +18,7 @@ from msgspec.structs import astuple
 from spola import _native
 from spola.backends.native.lower import Tensors, check, lower, norm_offsets
 from spola.backends.native.probe import requested_isa
-from spola.backends.shapes import StepError
+from spola.backends.shapes import StepError, outside_ids
 from spola.core import flags
 from spola.core.dtype import BY_NAME, nbytes
 from spola.core.errors import CapacityError, ConfigError, ModelError
@@ -132,11 +132,14 @@ class NativeRunner:
         bias = tuple((p.logit_bias or {}).items())
         problem = ""
         outside = [token for token, _ in bias if not 0 <= token < self._vocab]
+        banned = outside_ids(state, self._vocab)
         if state.adapter is not None:
             problem = f"adapter {state.adapter!r}: the native backend does not have adapters yet"
         elif outside:
             problem = f"logit_bias: token id {outside[0]} is outside of the vocabulary of {self._vocab}"
             bias = ()
+        elif banned:
+            problem = banned
         settings = (
             p.temperature,
             p.greedy,
@@ -147,16 +150,33 @@ class NativeRunner:
             p.presence_penalty,
             p.frequency_penalty,
             -1 if p.logprobs is None else p.logprobs,
+            -1 if p.prompt_logprobs is None else p.prompt_logprobs,
+            p.logprobs_mode == "processed",
+            p.min_tokens,
         )
         want = _WANTS[state.want]
-        return (state.id, state.choice, state.seed, state.ids, state.n_prompt, want, problem, settings, bias)
+        head = (state.id, state.choice, state.seed, state.ids, state.n_prompt, want, problem)
+        if problem:
+            return (*head, settings, bias, b"", b"", ())
+        allowed = b"" if p.allowed_token_ids is None else _bits(p.allowed_token_ids, self._vocab)
+        return (*head, settings, bias, allowed, state.ends, state.bad)
 
 
 def _output(result: tuple[Any, ...]) -> SliceOutput:
-    ids, accepted, logprobs, scores, vector, logits, error = result
+    ids, accepted, logprobs, scores, vector, logits, error, prompt = result
     if logprobs is not None:
         logprobs = tuple(TokenLogprob(*entry) for entry in logprobs)
-    return SliceOutput(ids, accepted, logprobs, scores, vector, logits, error)
+    if prompt is not None:
+        prompt = tuple(TokenLogprob(*entry) for entry in prompt)
+    return SliceOutput(ids, accepted, logprobs, scores, vector, logits, error, prompt)
+
+
+def _bits(ids: Iterable[int], vocab: int) -> bytes:
+    """uint32[ceil(vocab / 32)] with the bits of ``ids`` set."""
+    bits = 0
+    for token in ids:
+        bits |= 1 << token
+    return bits.to_bytes(4 * ((vocab + 31) // 32), "little")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from spola.backends.reference.cache import KvCache
 from spola.backends.reference.maths import F32Maths, Maths
 from spola.backends.reference.model import Model
 from spola.backends.reference.quantized import QuantizedMaths
-from spola.backends.reference.sampling import Live, choose, log_sum_exp, token_logprob
+from spola.backends.reference.sampling import Live, choose, log_sum_exp, target_uniform, token_logprob
 from spola.backends.shapes import check_step, static
 from spola.core.errors import RequestError
 from spola.core.runner import Capabilities, RunnerConfig, Tensor
@@ -97,6 +97,8 @@ class ReferenceRunner:
             if wrong:
                 message = f"token id {wrong[0]} is outside of the vocabulary of {model.vocab}"
                 outputs[piece.id] = SliceOutput(error=message)
+            elif problem := self._live[piece.id].problem:
+                outputs[piece.id] = SliceOutput(error=problem)
         good = [piece for piece in step.slices if piece.id not in outputs]
         if good:
             with np.errstate(all="ignore"):
@@ -157,25 +159,41 @@ class QuantizedReferenceRunner(ReferenceRunner):
 
 
 def _sample(piece: Slice, live: Live, logits: F32) -> SliceOutput:
-    """Draw after each head row; go on as long as the draw equals the draft that follows."""
-    wanted = live.state.params.logprobs
+    """Draw after each head row; go on as long as the draw equals the draft that follows.
+
+    Rows that have targets come first, and nothing is drawn after them.
+    """
+    params = live.state.params
+    wanted = params.logprobs
+    targets = unpack_ids(piece.targets)
+    for target in targets:
+        if not 0 <= target < logits.shape[1]:
+            raise RequestError(f"token id {target} is outside of the vocabulary of {logits.shape[1]}")
+    prompt = tuple(
+        token_logprob(row, target, params.prompt_logprobs or 0)
+        for row, target in zip(logits, targets, strict=False)
+    )
+    logits = logits[len(targets) :]
     drafts = unpack_ids(piece.ids)[piece.n - piece.n_drafts :]
-    words = None if piece.masks is None else np.frombuffer(piece.masks, "<u4").reshape(piece.n_head, -1)
+    words = None if piece.masks is None else np.frombuffer(piece.masks, "<u4").reshape(piece.n_samples, -1)
     ids: list[int] = []
     logprobs: list[TokenLogprob] = []
     for j, row in enumerate(logits):
-        position = piece.start + piece.n - piece.n_head + j + 1
-        token = choose(row, live, position, None if words is None else words[j])
+        position = piece.start + piece.n - piece.n_samples + j + 1
+        choice = choose(row, live, position, None if words is None else words[j])
+        token = choice.draw(target_uniform(live, position))
         live.accept(token)
         ids.append(token)
         if wanted is not None:
-            logprobs.append(token_logprob(row, token, wanted))
+            listed = choice.processed() if params.logprobs_mode == "processed" else row
+            logprobs.append(token_logprob(listed, token, wanted))
         if j < len(drafts) and token != drafts[j]:
             break
     return SliceOutput(
         ids=tuple(ids),
         accepted=max(len(ids) - 1, 0),
-        logprobs=None if wanted is None else tuple(logprobs),
+        logprobs=None if wanted is None or not ids else tuple(logprobs),
+        prompt_logprobs=prompt or None,
     )
 
 

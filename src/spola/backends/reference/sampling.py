@@ -6,16 +6,18 @@ Also what a backend keeps of a request while it runs: penalty counts and pooling
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from spola.backends.reference.arrays import F32, F64, Ints, cephes_exp, sum16
 from spola.backends.reference.philox import uniform
+from spola.backends.shapes import outside_ids
 from spola.core.errors import RequestError
 from spola.core.params import SamplingParams
 from spola.core.step import RequestState, TokenLogprob, unpack_ids
 
-__all__ = ["Live", "choose", "log_sum_exp", "token_logprob"]
+__all__ = ["Choice", "Live", "choose", "log_sum_exp", "target_uniform", "token_logprob"]
 
 _CHUNK = 4096
 _TARGET = 0  # purpose of a draw
@@ -34,12 +36,15 @@ class Live:
         self.seen = np.zeros(vocab, np.bool_)  # prompt and output
         self.seen[known[inside]] = True
         self.pooled: F64 = np.zeros(hidden, np.float64)
+        self.output: list[int] = known[state.n_prompt :].tolist()
+        self.problem = outside_ids(state, vocab)
 
     def accept(self, token: int) -> None:
         """Count one more generated token."""
         self.counts[token] += 1
         self.seen[token] = True
         self.n_known += 1
+        self.output.append(token)
 
 
 def log_sum_exp(logits: F32) -> float:
@@ -55,39 +60,79 @@ def token_logprob(logits: F32, token: int, alternatives: int) -> TokenLogprob:
     """The log-probability of ``token`` under the raw logits, with the best ``alternatives``."""
     lse = log_sum_exp(logits)
     top = _best(logits, alternatives) if alternatives else np.zeros(0, np.int64)
-    pairs = tuple((int(i), float(logits[i]) - lse) for i in top)
+    pairs = tuple((int(i), float(logits[i]) - lse) for i in top if logits[i] > -np.inf)
     return TokenLogprob(token, float(logits[token]) - lse, pairs)
 
 
-def choose(logits: F32, live: Live, position: int, mask: Ints | None) -> int:
-    """The id for ``position``, by the request's parameters. ``mask`` is uint32 bits of allowed ids, or None.
+@dataclass(frozen=True)
+class Choice:
+    """What can be drawn at a position: ``ids`` ascending, with their weights; ``adjusted`` logits of all ids.
+
+    Of a greedy request ``ids`` holds the one that is taken.
+    """
+
+    adjusted: F32
+    ids: Ints
+    weights: F32
+    greedy: bool
+
+    def draw(self, u: float) -> int:
+        """The id whose share of the running sum of weights ``u`` in [0, 1) falls into."""
+        running = _running(self.weights)
+        return int(self.ids[int(np.searchsorted(running, u * running[-1], side="right"))])
+
+    def processed(self) -> F32:
+        """Logits of the distribution that is drawn from; for greedy, that after the penalties."""
+        if self.greedy:
+            return self.adjusted
+        out = np.full_like(self.adjusted, -np.inf)
+        out[self.ids] = self.adjusted[self.ids]
+        return out
+
+
+def choose(logits: F32, live: Live, position: int, mask: Ints | None) -> Choice:
+    """What ``position`` draws from, by the request's parameters. ``mask``: uint32 bits, or None.
 
     Raises RequestError when nothing is allowed.
     """
     params = live.state.params
-    adjusted = _penalise(_restrict(logits, params, mask), live, params)
+    adjusted = _penalise(_restrict(logits, live, position, mask), live, params)
     if not params.greedy:
         adjusted = adjusted / np.float32(params.temperature)
     top = adjusted.max()
     if not np.isfinite(top):
         none = top == -np.inf
         raise RequestError(
-            "the mask allows no token" if none else "a logit is not finite after penalties and temperature"
+            "the mask allows no token that is not banned"
+            if none
+            else "a logit is not finite after penalties and temperature"
         )
     if params.greedy:
-        return int(np.argmax(adjusted))
-    ids, weights = _survivors(adjusted, params)
-    running = np.cumsum(weights.astype(np.float64))
-    u = uniform(live.state.seed, position, live.state.choice, _TARGET)
-    place = int(np.searchsorted(running, u * running[-1], side="right"))
-    return int(ids[place])
+        return Choice(adjusted, np.array([np.argmax(adjusted)]), np.ones(1, np.float32), True)
+    return Choice(adjusted, *_survivors(adjusted, params), False)
 
 
-def _restrict(logits: F32, params: SamplingParams, mask: Ints | None) -> F32:
+def target_uniform(live: Live, position: int) -> float:
+    """The number that decides what is drawn at ``position``."""
+    return uniform(live.state.seed, position, live.state.choice, _TARGET)
+
+
+def _restrict(logits: F32, live: Live, position: int, mask: Ints | None) -> F32:
     out = logits.copy()
+    params = live.state.params
     if mask is not None:
         bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")[: len(out)]
         out[bits == 0] = -np.inf
+    if params.allowed_token_ids is not None:
+        banned = np.ones(len(out), np.bool_)
+        banned[list(params.allowed_token_ids)] = False
+        out[banned] = -np.inf
+    for packed in live.state.bad:
+        *before, last = unpack_ids(packed)
+        if live.output[max(0, len(live.output) - len(before)) :] == before:
+            out[last] = -np.inf
+    if position - live.state.n_prompt < params.min_tokens:
+        out[np.asarray(unpack_ids(live.state.ends), np.int64)] = -np.inf
     for token, bias in (params.logit_bias or {}).items():
         if token >= len(out):
             raise RequestError(
