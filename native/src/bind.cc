@@ -59,6 +59,12 @@ int add_matrix(Decoder& d, const std::string& name, int type, int64_t rows, int6
   return d.model().add_matrix(d.pool(), name, type, rows, cols, view.data(), view.size());
 }
 
+void hold(Decoder& d, int64_t handle, nb::handle weights) {
+  const View view(weights);
+  if (view.size() % sizeof(float) != 0) throw nb::value_error("weights are no whole number of floats");
+  d.hold(handle, reinterpret_cast<const float*>(view.data()), view.size() / sizeof(float));
+}
+
 int add_vector(Decoder& d, const std::string& name, int type, int64_t n, nb::handle data, float offset) {
   const View view(data);
   return d.model().add_vector(name, type, n, view.data(), view.size(), offset);
@@ -256,5 +262,6 @@ NB_MODULE(_native, m) {
       .def("memory", &memory)
       .def("counters", &counters)
       .def("poison", &Decoder::poison, "group"_a, "block"_a)
+      .def("hold", &hold, "handle"_a, "weights"_a)
       .def_prop_ro("isa", [](const Decoder& d) { return d.kernels().isa; });
 }

@@ -2,7 +2,7 @@
 //   request  (id, choice, seed, ids, n_prompt, want, problem, (temperature, greedy, top_p, top_k, min_p,
 //             repetition, presence, frequency, logprobs, prompt_logprobs, processed, min_tokens),
 //             ((id, bias), ...), allowed, ends, (bad, ...))
-//   slice    (id, start, ids, tables, n_head, n_drafts, targets, masks), as spola.core.step.Slice
+//   slice    (id, start, ids, tables, n_head, n_drafts, targets, masks, proposals), as spola.core.step.Slice
 //   output   (ids, accepted, logprobs, scores, vector, logits, error, prompt_logprobs), as SliceOutput there
 // Ids, tables, targets, ends, bad: bytes of int32. Masks, allowed: bytes of uint32; allowed may be empty.
 
@@ -93,6 +93,7 @@ SliceIn slice_in(nb::handle t) {
     s.masks = words<uint32_t>(masks, &count, "Slice.masks");
     s.mask_words = count;
   }
+  s.proposals = get<int64_t>(t, 8);
   return s;
 }
 

@@ -88,3 +88,4 @@ void test_decoder();
 void test_pack();
 void test_linear();
 void test_rows();
+void test_verify();

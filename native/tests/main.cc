@@ -35,11 +35,8 @@ int main() {
     const char* name;
     void (*run)();
   };
-  const Suite suites[] = {{"pack", test_pack},
-                          {"linear", test_linear},
-                          {"rows", test_rows},
-                          {"attention", test_attention},
-                          {"decoder", test_decoder}};
+  const Suite suites[] = {{"pack", test_pack},           {"linear", test_linear},   {"rows", test_rows},
+                          {"attention", test_attention}, {"decoder", test_decoder}, {"verify", test_verify}};
   for (const spola::Kernels* k : check::variants()) std::printf("against the twins: %s\n", k->isa);
   for (const Suite& s : suites) {
     const long before = check::totals().checks;

@@ -78,6 +78,7 @@ void Decoder::check_slice(const SliceIn& s) const {
   if (s.n_drafts > 0 && samples != s.n_drafts + 1) {
     refuse(slice_name(s) + ": head rows must be n_drafts + 1");
   }
+  if (s.proposals != 0) check_proposals(s);
   if (s.masks && s.mask_words != int64_t{samples} * ((config_.vocab + 31) / 32)) {
     refuse(slice_name(s) + ": masks have the wrong size");
   }
@@ -92,6 +93,14 @@ void Decoder::check_slice(const SliceIn& s) const {
                std::to_string(kv_[g].blocks()));
       }
     }
+  }
+}
+
+void Decoder::check_proposals(const SliceIn& s) const {
+  const auto held = held_.find(s.proposals);
+  if (held == held_.end()) refuse(slice_name(s) + ": nothing is held for its drafts");
+  if (held->second.size() < static_cast<size_t>(s.n_drafts) * config_.vocab) {
+    refuse(slice_name(s) + ": more drafts than distributions of them");
   }
 }
 

@@ -88,7 +88,26 @@ MemoryUse Decoder::memory() const {
   use.weights = model_.bytes();
   for (const KvPool& pool : kv_) use.kv += pool.bytes();
   if (work_) use.workspace = work_->bytes();
+  for (const auto& [handle, weights] : held_) use.workspace += weights.size() * sizeof(float);
   return use;
+}
+
+void Decoder::hold(int64_t handle, const float* weights, size_t count) {
+  const size_t vocab = static_cast<size_t>(config_.vocab);
+  if (handle < 1) throw std::invalid_argument("a handle is at least 1");
+  if (count == 0 || count % vocab != 0) throw std::invalid_argument("draft distributions are no whole rows");
+  for (size_t row = 0; row < count / vocab; ++row) {
+    double total = 0.0;
+    for (size_t i = 0; i < vocab; ++i) {
+      const float w = weights[row * vocab + i];
+      if (!(w >= 0.0f)) total = NAN;
+      total += w;
+    }
+    if (!(total > 0.0) || !std::isfinite(total)) {
+      throw std::invalid_argument("row " + std::to_string(row) + " is no distribution of drafts");
+    }
+  }
+  held_[handle].assign(weights, weights + count);
 }
 
 void Decoder::poison(int group, int block) {
@@ -107,6 +126,7 @@ std::vector<SliceOut> Decoder::execute(const StepIn& step) {
   lay_out_rows(step.slices);
   if (rows_.count > 0) compute(step, runs);
   end_runs(runs);
+  for (const SliceIn& slice : step.slices) held_.erase(slice.proposals);
   std::vector<SliceOut> out;
   out.reserve(runs.size());
   for (Run& run : runs) out.push_back(std::move(run.out));
@@ -146,6 +166,7 @@ std::vector<Decoder::Run> Decoder::begin_runs(const StepIn& step) {
     run.row = row;
     row += slice.n;
     run.out.error = run.request->problem;
+    if (slice.proposals != 0) run.proposals = held_.find(slice.proposals)->second.data();
     const auto outside = [&](int32_t id) {
       if (id >= 0 && id < config_.vocab) return false;
       run.out.error = "token id " + std::to_string(id) + " is outside of the vocabulary of " +

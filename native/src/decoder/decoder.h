@@ -61,6 +61,10 @@ class Decoder {
   // Runs one step. Throws std::invalid_argument, having changed nothing, on a step that breaks the contract.
   std::vector<SliceOut> execute(const StepIn& step);
 
+  // Keeps the distributions that drafts were drawn from, [drafts][vocab] weights, for the step that names
+  // `handle` in a slice. Throws std::invalid_argument, naming the row, for what is no distribution.
+  void hold(int64_t handle, const float* weights, size_t count);
+
   MemoryUse memory() const;
   // Fills a block with NaN, so that a test sees any read of it.
   void poison(int group, int block);
@@ -73,6 +77,7 @@ class Decoder {
     SliceOut out;
     int row = 0;           // its first row in the step
     bool stopped = false;  // a draft was refused: later head rows mean nothing
+    const float* proposals = nullptr;
   };
 
   // A row whose logits or final hidden state is wanted.
@@ -84,6 +89,7 @@ class Decoder {
 
   void check(const StepIn& step) const;
   void check_slice(const SliceIn& slice) const;
+  void check_proposals(const SliceIn& slice) const;
   void check_program() const;
   void check_op(const Op& op) const;
   void check_linear(const LinearOp& op) const;
@@ -111,6 +117,7 @@ class Decoder {
   std::unique_ptr<Workspace> work_;
   std::vector<Sampler> samplers_;
   std::unordered_map<int64_t, Request> requests_;
+  std::unordered_map<int64_t, std::vector<float>> held_;
   StepRows rows_;
   std::vector<int32_t> head_of_row_;  // head rows in flight: their row in the step
 };

@@ -76,7 +76,18 @@ void Decoder::use_row(const HeadRow& row, const float* logits, Run& run, Sampler
   const int position = slice.start + (row.row - run.row) + 1;  // of the token that is drawn
   const size_t words = static_cast<size_t>((config_.vocab + 31) / 32);
   const uint32_t* mask = slice.masks ? slice.masks + static_cast<size_t>(place) * words : nullptr;
-  const int32_t id = sampler.sample(logits, *run.request, position, mask, &run.out.error);
+  const bool drafted = place < slice.n_drafts;
+  const int32_t draft = drafted ? slice.ids[slice.n - slice.n_drafts + place] : -1;
+  bool accepted = false;
+  int32_t id;
+  if (drafted && run.proposals) {
+    id =
+        sampler.verify(logits, *run.request, position, mask, draft,
+                       run.proposals + static_cast<size_t>(place) * config_.vocab, &accepted, &run.out.error);
+  } else {
+    id = sampler.sample(logits, *run.request, position, mask, &run.out.error);
+    accepted = id == draft;
+  }
   if (id < 0) return;
   run.out.ids.push_back(id);
   const Params& params = run.request->params;
@@ -85,8 +96,8 @@ void Decoder::use_row(const HeadRow& row, const float* logits, Run& run, Sampler
                                                 : sampler.logprob(logits, id, params.logprobs));
   }
   run.request->append(id);
-  if (place >= slice.n_drafts) return;
-  if (slice.ids[slice.n - slice.n_drafts + place] == id) {
+  if (!drafted) return;
+  if (accepted) {
     ++run.out.accepted;
   } else {
     run.stopped = true;

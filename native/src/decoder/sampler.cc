@@ -21,25 +21,88 @@ bool better(const Candidate& a, const Candidate& b) {
 
 int32_t Sampler::sample(const float* logits, const Request& request, int position, const uint32_t* mask,
                         std::string* error) {
+  if (!survivors(logits, request, position, mask, error)) return -1;
+  if (left_ == Left::kBest) return best_;
+  return draw(uniform(request.seed, static_cast<uint32_t>(position), static_cast<uint32_t>(request.choice),
+                      Purpose::kTarget));
+}
+
+int32_t Sampler::verify(const float* logits, const Request& request, int position, const uint32_t* mask,
+                        int32_t draft, const float* q, bool* accepted, std::string* error) {
+  *accepted = false;
+  if (!survivors(logits, request, position, mask, error)) return -1;
+  spread();
+  double q_total = 0.0;
+  for (int i = 0; i < vocab_; ++i) q_total += q[i];
+  const auto u = [&](Purpose purpose) {
+    return uniform(request.seed, static_cast<uint32_t>(position), static_cast<uint32_t>(request.choice),
+                   purpose);
+  };
+  const double drafted = q[draft] / q_total;
+  *accepted = drafted > 0.0 && u(Purpose::kAccept) * drafted < target_[draft];
+  if (*accepted) return draft;
+  residual_.resize(vocab_);
+  double total = 0.0;
+  for (int i = 0; i < vocab_; ++i) {
+    residual_[i] = std::max(0.0, target_[i] - q[i] / q_total);
+    total += residual_[i];
+  }
+  const double goal = u(Purpose::kResidual);
+  if (!(total > 0.0)) return draw(goal);  // the two are equal but for rounding
+  double sum = 0.0;
+  int32_t last = 0;
+  for (int i = 0; i < vocab_; ++i) {
+    sum += residual_[i];
+    if (sum > goal * total) return i;
+    if (residual_[i] > 0.0) last = i;
+  }
+  return last;
+}
+
+// Finds out what can be drawn at `position`; false with `error` set when nothing can.
+bool Sampler::survivors(const float* logits, const Request& request, int position, const uint32_t* mask,
+                        std::string* error) {
   const Params& p = request.params;
   const float* l = adjust(logits, request, position, mask);
   drawn_ = l;
-  left_ = Left::kAll;
   const float top = kernels_->max_many(l, vocab_);
   if (!std::isfinite(top)) {
     *error = top == kLowest ? "the mask allows no token that is not banned"
                             : "a logit is not finite after penalties and temperature";
-    return -1;
+    return false;
   }
-  if (p.greedy) return largest(l, top);
-  const double u = uniform(request.seed, static_cast<uint32_t>(position),
-                           static_cast<uint32_t>(request.choice), Purpose::kTarget);
-  if (narrow(l, top, p)) {
+  if (p.greedy) {
+    left_ = Left::kBest;
+    best_ = largest(l, top);
+  } else if (narrow(l, top, p)) {
     left_ = Left::kCandidates;
-    return draw_candidates(p.min_p, u);
+    trim(p.min_p);
+  } else {
+    left_ = Left::kWeights;
+    weigh_all(l, top, p.min_p);
   }
-  left_ = Left::kWeights;
-  return draw_all(l, top, p.min_p, u);
+  return true;
+}
+
+int32_t Sampler::draw(double u) const {
+  switch (left_) {
+    case Left::kCandidates: return draw_candidates(u);
+    case Left::kWeights: return draw_all(u);
+    case Left::kBest: break;
+  }
+  return best_;
+}
+
+// The distribution as probabilities of all ids.
+void Sampler::spread() {
+  target_.assign(vocab_, 0.0);
+  if (left_ == Left::kBest) {
+    target_[best_] = 1.0;
+  } else if (left_ == Left::kCandidates) {
+    for (const Candidate& c : candidates_) target_[c.id] = c.weight / total_;
+  } else {
+    for (int i = 0; i < vocab_; ++i) target_[i] = weights_[i] / total_;
+  }
 }
 
 // Takes out what must not be drawn: by mask, allowed ids, bad sequences and ends that come too early.
@@ -166,40 +229,47 @@ bool Sampler::narrow(const float* logits, float top, const Params& params) {
   }
 }
 
-int32_t Sampler::draw_candidates(float min_p, double u) {
+// What min-p leaves of the candidates, in id order.
+void Sampler::trim(float min_p) {
   std::erase_if(candidates_, [min_p](const Candidate& c) { return c.weight < min_p; });
   std::sort(candidates_.begin(), candidates_.end(),
             [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-  double total = 0.0;
-  for (const Candidate& c : candidates_) total += c.weight;
+  total_ = 0.0;
+  for (const Candidate& c : candidates_) total_ += c.weight;
+}
+
+int32_t Sampler::draw_candidates(double u) const {
   double sum = 0.0;
   int32_t last = candidates_.front().id;
   for (const Candidate& c : candidates_) {
     sum += c.weight;
-    if (sum > u * total) return c.id;
+    if (sum > u * total_) return c.id;
     if (c.weight > 0.0f) last = c.id;
   }
   return last;
 }
 
-// Draws from every id with at least min_p. The running sum is kept at chunk borders, so that the walk
+// Weights of all ids, zero for those below min_p. The running sum is kept at chunk borders, so that a walk
 // starts in the chunk where it ends.
-int32_t Sampler::draw_all(const float* logits, float top, float min_p, double u) {
+void Sampler::weigh_all(const float* logits, float top, float min_p) {
   weights_.resize(vocab_);
   before_.clear();
-  double total = 0.0;
+  total_ = 0.0;
   for (int begin = 0; begin < vocab_; begin += kChunk) {
     const int n = std::min(kChunk, vocab_ - begin);
     float* w = weights_.data() + begin;
     for (int i = 0; i < n; ++i) w[i] = logits[begin + i] - top;
     kernels_->exp_many(w, n, w);
-    before_.push_back(total);
+    before_.push_back(total_);
     for (int i = 0; i < n; ++i) {
       if (w[i] < min_p) w[i] = 0.0f;
-      total += w[i];
+      total_ += w[i];
     }
   }
-  const double goal = u * total;
+}
+
+int32_t Sampler::draw_all(double u) const {
+  const double goal = u * total_;
   size_t chunk = before_.size() - 1;
   while (chunk > 0 && before_[chunk] > goal) --chunk;
   double sum = before_[chunk];
@@ -236,7 +306,7 @@ LogprobOut Sampler::logprob(const float* logits, int32_t id, int top) {
 }
 
 LogprobOut Sampler::drawn_logprob(const Request& request, int32_t id, int top) {
-  if (left_ == Left::kAll) return logprob(drawn_, id, top);
+  if (left_ == Left::kBest) return logprob(drawn_, id, top);
   processed_.assign(vocab_, kLowest);
   if (left_ == Left::kCandidates) {
     for (const Candidate& c : candidates_) processed_[c.id] = c.logit;

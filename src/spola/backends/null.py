@@ -169,6 +169,8 @@ class NullRunner:
             raise StepError(
                 f"step {step.index}, request {piece.id}: {piece.n_samples} rows to sample at {end}"
             )
+        if piece.proposals:
+            raise StepError(f"step {step.index}, request {piece.id}: this backend holds no distributions")
         held.upto(end)
 
     def _copy(self, step: Step) -> None:

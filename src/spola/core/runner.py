@@ -17,6 +17,7 @@ __all__ = [
     "BLOCK_TOKENS",
     "SEGMENT_TOKENS",
     "Capabilities",
+    "DraftHolder",
     "KvGroup",
     "Runner",
     "RunnerConfig",
@@ -133,3 +134,15 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Free everything; further calls are errors. Idempotent."""
+
+
+@runtime_checkable
+class DraftHolder(Protocol):
+    """A Runner that can verify sampled drafts in rejection mode."""
+
+    def hold(self, handle: int, weights: bytes) -> None:
+        """Keep f32[drafts, V] weights, no sum needed, for the step whose slice has ``proposals == handle``.
+
+        They are gone after that step. ``handle`` is at least 1; another call for it replaces what is held.
+        Raises StepError (a ValueError) for what is no distribution.
+        """

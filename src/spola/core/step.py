@@ -73,9 +73,11 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
 class Slice(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive tokens of one request to compute in this step.
 
-    Row i of the slice is position ``start + i``. The last ``n_head`` rows get logits. A sampling slice
-    that reaches the end of the known tokens samples on its last ``1 + n_drafts`` rows, another one on none.
-    Head rows before these have ``targets``: the prompt ids after them, whose log-probabilities are asked for.
+    Row i of the slice is position ``start + i``. The last ``n_head`` rows get logits. A sampling slice that
+    reaches the end of the known tokens samples on its last ``1 + n_drafts`` rows, another one on none. Head
+    rows before these have ``targets``: the prompt ids after them, whose log-probabilities are asked for.
+    Drafts are verified in match mode (accepted where they equal what is drawn anyway) or, with
+    ``proposals``, in rejection mode: exact in distribution.
     """
 
     id: int
@@ -86,6 +88,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     n_drafts: int = 0
     targets: bytes = b""  # int32: ids to score, for want "score" one per head row
     masks: bytes | None = None  # uint32[n_samples, ceil(V / 32)], bit set = allowed
+    proposals: int = 0  # handle of the distributions the drafts were drawn from; 0 = match mode
 
     @property
     def n(self) -> int:

@@ -122,6 +122,13 @@ class NativeRunner:
         """Fill a KV block with NaN, so that a test sees any read of it."""
         self._live().poison(group, block)
 
+    def hold(self, handle: int, weights: bytes) -> None:
+        """See ``core.runner.DraftHolder``."""
+        try:
+            self._live().hold(handle, weights)
+        except ValueError as error:
+            raise StepError(f"draft distributions {handle}: {error}") from None
+
     def _live(self) -> _native.Decoder:
         if self._decoder is None:
             raise RuntimeError("the runner is closed, or nothing was loaded into it")

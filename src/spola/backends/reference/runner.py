@@ -19,8 +19,8 @@ from spola.backends.reference.cache import KvCache
 from spola.backends.reference.maths import F32Maths, Maths
 from spola.backends.reference.model import Model
 from spola.backends.reference.quantized import QuantizedMaths
-from spola.backends.reference.sampling import Live, choose, log_sum_exp, target_uniform, token_logprob
-from spola.backends.shapes import check_step, static
+from spola.backends.reference.sampling import Live, choose, log_sum_exp, target_uniform, token_logprob, verify
+from spola.backends.shapes import StepError, check_step, static
 from spola.core.errors import RequestError
 from spola.core.runner import Capabilities, RunnerConfig, Tensor
 from spola.core.step import Slice, SliceOutput, Step, StepOutput, TokenLogprob, unpack_ids
@@ -53,6 +53,7 @@ class ReferenceRunner:
         self._cache: KvCache | None = None
         self._config: RunnerConfig | None = None
         self._live: dict[int, Live] = {}
+        self._held: dict[int, F32] = {}
 
     def load(self, spec: DecoderSpec, tensors: Iterable[Tensor], config: RunnerConfig) -> None:
         """Take the model in. Raises ModelError naming the tensor or part, CapacityError with the numbers."""
@@ -79,6 +80,19 @@ class ReferenceRunner:
         """Free everything; further calls are errors."""
         self._model = self._cache = self._config = None
         self._live.clear()
+        self._held.clear()
+
+    def hold(self, handle: int, weights: bytes) -> None:
+        """See ``core.runner.DraftHolder``."""
+        rows = np.frombuffer(weights, np.float32)
+        vocab = self._loaded()[0].vocab
+        if handle < 1 or not len(rows) or len(rows) % vocab:
+            raise StepError(f"draft distributions {handle}: no whole rows, or a handle below 1")
+        rows = rows.reshape(-1, vocab)
+        sums = rows.sum(axis=1, dtype=np.float64)
+        if not ((rows >= 0).all() and np.isfinite(sums).all() and (sums > 0).all()):
+            raise StepError(f"draft distributions {handle}: a row is no distribution of drafts")
+        self._held[handle] = rows
 
     def execute(self, step: Step) -> StepOutput:
         """Run one Step. Raises StepError for a step no scheduler should have made."""
@@ -90,6 +104,9 @@ class ReferenceRunner:
             self._live[state.id] = Live(state, model.vocab, model.hidden)
         goals = {piece.id: self._live[piece.id].n_known for piece in step.slices}
         check_step(step, self.capabilities, config, goals=goals)
+        for piece in step.slices:
+            if piece.proposals and len(self._held.get(piece.proposals, ())) < max(piece.n_drafts, 1):
+                raise StepError(f"step {step.index}, request {piece.id}: nothing is held for its drafts")
         cache.prepare(step.copies, step.zero)
         outputs: dict[int, SliceOutput] = {}
         for piece in step.slices:
@@ -103,6 +120,8 @@ class ReferenceRunner:
         if good:
             with np.errstate(all="ignore"):
                 outputs |= self._forward(model, good, len(config.kv_groups))
+        for piece in step.slices:
+            self._held.pop(piece.proposals, None)
         done = tuple(outputs[piece.id] for piece in step.slices)
         return StepOutput(elapsed_s=time.perf_counter() - began, slices=done)
 
@@ -140,7 +159,7 @@ class ReferenceRunner:
         try:
             match live.state.want:
                 case "sample":
-                    return _sample(piece, live, logits)
+                    return _sample(piece, live, logits, self._held.get(piece.proposals))
                 case "score":
                     return _score(piece, logits)
                 case "logits":
@@ -158,10 +177,11 @@ class QuantizedReferenceRunner(ReferenceRunner):
         super().__init__(mode="quantized", static_shapes=static_shapes)
 
 
-def _sample(piece: Slice, live: Live, logits: F32) -> SliceOutput:
+def _sample(piece: Slice, live: Live, logits: F32, held: F32 | None) -> SliceOutput:
     """Draw after each head row; go on as long as the draw equals the draft that follows.
 
-    Rows that have targets come first, and nothing is drawn after them.
+    Rows that have targets come first, and nothing is drawn after them. ``held``: the distributions of the
+    drafts, for rejection mode.
     """
     params = live.state.params
     wanted = params.logprobs
@@ -177,21 +197,28 @@ def _sample(piece: Slice, live: Live, logits: F32) -> SliceOutput:
     drafts = unpack_ids(piece.ids)[piece.n - piece.n_drafts :]
     words = None if piece.masks is None else np.frombuffer(piece.masks, "<u4").reshape(piece.n_samples, -1)
     ids: list[int] = []
+    accepted = 0
     logprobs: list[TokenLogprob] = []
     for j, row in enumerate(logits):
         position = piece.start + piece.n - piece.n_samples + j + 1
         choice = choose(row, live, position, None if words is None else words[j])
-        token = choice.draw(target_uniform(live, position))
+        good = False
+        if held is not None and j < len(drafts):
+            token, good = verify(choice, live, position, drafts[j], held[j])
+        else:
+            token = choice.draw(target_uniform(live, position))
+            good = j < len(drafts) and token == drafts[j]
         live.accept(token)
         ids.append(token)
         if wanted is not None:
             listed = choice.processed() if params.logprobs_mode == "processed" else row
             logprobs.append(token_logprob(listed, token, wanted))
-        if j < len(drafts) and token != drafts[j]:
+        accepted += good
+        if not good:
             break
     return SliceOutput(
         ids=tuple(ids),
-        accepted=max(len(ids) - 1, 0),
+        accepted=accepted,
         logprobs=None if wanted is None or not ids else tuple(logprobs),
         prompt_logprobs=prompt or None,
     )

@@ -17,10 +17,20 @@ from spola.core.errors import RequestError
 from spola.core.params import SamplingParams
 from spola.core.step import RequestState, TokenLogprob, unpack_ids
 
-__all__ = ["Choice", "Live", "choose", "log_sum_exp", "target_uniform", "token_logprob"]
+__all__ = [
+    "Choice",
+    "Live",
+    "accepts",
+    "choose",
+    "log_sum_exp",
+    "residual",
+    "target_uniform",
+    "token_logprob",
+    "verify",
+]
 
 _CHUNK = 4096
-_TARGET = 0  # purpose of a draw
+_TARGET, _ACCEPT, _RESIDUAL = 0, 2, 3  # purposes of a draw
 
 
 class Live:
@@ -81,6 +91,12 @@ class Choice:
         running = _running(self.weights)
         return int(self.ids[int(np.searchsorted(running, u * running[-1], side="right"))])
 
+    def probabilities(self) -> F64:
+        """Of all ids."""
+        out = np.zeros(len(self.adjusted), np.float64)
+        out[self.ids] = self.weights / _running(self.weights)[-1]
+        return out
+
     def processed(self) -> F32:
         """Logits of the distribution that is drawn from; for greedy, that after the penalties."""
         if self.greedy:
@@ -110,6 +126,34 @@ def choose(logits: F32, live: Live, position: int, mask: Ints | None) -> Choice:
     if params.greedy:
         return Choice(adjusted, np.array([np.argmax(adjusted)]), np.ones(1, np.float32), True)
     return Choice(adjusted, *_survivors(adjusted, params), False)
+
+
+def accepts(p: F64, q: F64, draft: int, u: float) -> bool:
+    """Whether a draft from ``q`` is taken for the target ``p``, both probabilities of all ids."""
+    return bool(q[draft] > 0 and u * q[draft] < p[draft])
+
+
+def residual(p: F64, q: F64) -> F64:
+    """Weights to draw from in place of a draft that was refused: what ``p`` has more than ``q``."""
+    more: F64 = np.maximum(0.0, p - q)
+    return more
+
+
+def verify(choice: Choice, live: Live, position: int, draft: int, q: F32) -> tuple[int, bool]:
+    """Rejection mode (Leviathan et al., arXiv 2211.17192): the token for ``position`` and if it is ``draft``.
+
+    ``q``: weights of all ids, from which ``draft`` was drawn.
+    """
+    p = choice.probabilities()
+    drafted = q / _running(q)[-1]
+    request, state = live.state.choice, live.state
+    if accepts(p, drafted, draft, uniform(state.seed, position, request, _ACCEPT)):
+        return draft, True
+    u = uniform(state.seed, position, request, _RESIDUAL)
+    running = np.cumsum(residual(p, drafted))
+    if not running[-1] > 0:
+        return choice.draw(u), False
+    return int(np.searchsorted(running, u * running[-1], side="right")), False
 
 
 def target_uniform(live: Live, position: int) -> float:
