@@ -216,7 +216,7 @@ def test_rope_factors_tensor() -> None:
     [
         (
             {"general__architecture": "mamba"},
-            "architecture 'mamba' is not supported; supported are: falcon,",
+            "architecture 'mamba' is not supported; supported are: chatglm, ",
         ),
         ({"general__architecture": 7}, "general.architecture is missing or not a string"),
         ({"block_count": None}, "llama.block_count is missing"),

@@ -34,7 +34,7 @@ def rope(case: str, **changes: Any) -> Rope:
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
-        ("llama", {"model_type": "mamba"}, "model_type 'mamba' is not supported; supported are: falcon, "),
+        ("llama", {"model_type": "mamba"}, "model_type 'mamba' is not supported; supported are: cohere, "),
         ("llama", {"model_type": "absent"}, "model_type is missing"),
         ("llama", {"hidden_size": "absent"}, "hidden_size is missing"),
         ("llama", {"hidden_size": 0}, "hidden_size must be between 1 and"),
