@@ -32,7 +32,7 @@ struct Inputs {
       scalar_kernels()->quantize_a8(&f[at], k, &q8[at], &d8[at / 32], &s8[at / 32], &h8[at / 16]);
       scalar_kernels()->quantize_a16(&f[at], k, &q16[at], &d16[size_t(r)]);
     }
-    act = {k, f.data(), q8.data(), d8.data(), s8.data(), h8.data(), q16.data(), d16.data()};
+    act = {k, f.data(), q8.data(), d8.data(), s8.data(), h8.data(), q16.data(), d16.data(), nullptr};
   }
   std::vector<float> f;
   std::vector<int8_t> q8;
@@ -48,9 +48,11 @@ double pass(TileKernel kernel, int most, const check::Buffer<uint8_t>& packed, s
   float out[kMaxRows * kTileRows];
   const auto start = std::chrono::steady_clock::now();
   for (size_t t = 0; t + tile <= packed.size(); t += tile) {
-    for (int r = 0, rows = 0; r < m; r += rows) {
+    Activations rows_in = a;
+    rows_in.next = t + 2 * tile <= packed.size() ? packed.data() + t + tile : nullptr;
+    for (int r = 0, rows = 0; r < m; r += rows, rows_in.next = nullptr) {
       rows = rows_of_call(m - r, most);
-      kernel(packed.data() + t, a, r, rows, out);
+      kernel(packed.data() + t, rows_in, r, rows, out);
     }
   }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

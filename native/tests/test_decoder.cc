@@ -201,7 +201,7 @@ void check_sampler(int vocab, check::Random& random) {
     in.params.top_k = counts[random.below(6)];
     in.params.top_p = random.below(2) == 0 ? 1.0 : double(random.unit());
     in.params.min_p = random.below(3) == 0 ? 0.2f : 0.0f;
-    const Request request(in);
+    const Request request(in, vocab);
     std::string error;
     const int position = random.below(1000);
     const double u = uniform(in.seed, uint32_t(position), uint32_t(in.choice), Purpose::kTarget);

@@ -56,8 +56,23 @@ uint32_t Decoder::formats_of(const std::vector<int>& indices) const {
   return formats;
 }
 
+// Where workers meet when each prepares all rows for itself: after a prepare op only if what follows at once
+// writes what it reads, never after a merge, and always where one worker's rows are otherwise its own affair.
+void Decoder::place_barriers() {
+  for (size_t i = 0; i < program_.ops.size(); ++i) {
+    Op& op = program_.ops[i];
+    op.barrier_alone = op.kind != OpKind::kMerge;
+    if (op.kind != OpKind::kPrepare || op.prepare.rows != Rows::kStep || i + 1 == program_.ops.size())
+      continue;
+    const Op& next = program_.ops[i + 1];
+    op.barrier_alone =
+        next.kind != OpKind::kLinear || !next.barrier || next.linear.output == op.prepare.input;
+  }
+}
+
 void Decoder::finish() {
   check_program();
+  place_barriers();
   WorkspaceShape shape;
   shape.rows = config_.max_step_tokens;
   shape.head_rows = std::min(kHeadRows, config_.max_step_tokens);
@@ -205,6 +220,14 @@ void Decoder::lay_out_rows(const std::vector<SliceIn>& slices) {
   }
 }
 
+// Where the worker goes on reading weights after a linear op.
+const uint8_t* Decoder::weights_after(const Op& op, const OpContext& c, int worker) const {
+  const Op* next = &op + 1;
+  const Op* end = program_.ops.data() + program_.ops.size();
+  while (next != end && next->kind != OpKind::kLinear) ++next;
+  return next != end ? first_tile(next->linear, c, worker) : first_tile(program_.head, c, worker);
+}
+
 void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
   std::vector<HeadRow> heads;
   std::vector<HeadRow> vectors;
@@ -218,10 +241,12 @@ void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
     }
   }
   pool_.run([&](int worker) {
-    OpContext c{kernels_, &model_, &kv_, work_.get(), &pool_, &step.slices, &rows_, {}};
+    const bool alone = pool_.size() > 1 && rows_.count <= kOwnRows;
+    OpContext c{kernels_, &model_, &kv_, work_.get(), &pool_, &step.slices, &rows_, alone, nullptr, {}};
     for (const Op& op : program_.ops) {
+      if (op.kind == OpKind::kLinear) c.next = weights_after(op, c, worker);
       run_op(op, c, worker);
-      if (op.barrier) pool_.barrier();
+      if (alone ? op.barrier_alone : op.barrier) pool_.barrier();
     }
     run_head(heads, runs, c, worker);
     run_vectors(vectors, runs, c, worker);

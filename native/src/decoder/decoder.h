@@ -100,6 +100,8 @@ class Decoder {
   void move_blocks(const StepIn& step);
   std::vector<Run> begin_runs(const StepIn& step);
   void lay_out_rows(const std::vector<SliceIn>& slices);
+  void place_barriers();
+  const uint8_t* weights_after(const Op& op, const OpContext& c, int worker) const;
   void compute(const StepIn& step, std::vector<Run>& runs);
   void gather(const HeadRow* rows, int count, int worker);
   void run_head(const std::vector<HeadRow>& rows, std::vector<Run>& runs, OpContext& c, int worker);

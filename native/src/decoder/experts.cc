@@ -1,7 +1,7 @@
 // Mixtures of experts: which experts a row goes to, their products, and the weighted sum.
 //
-// A slot is a row at one of its experts. Slots are sorted by expert and then by row, so that an expert's weights are
-// read once for all of its rows; what a slot gives does not depend on the others.
+// A slot is a row at one of its experts. Slots are sorted by expert and then by row, so that an expert's
+// weights are read once for all of its rows; what a slot gives does not depend on the others.
 
 #include <algorithm>
 #include <cmath>

@@ -22,7 +22,7 @@ void Decoder::gather(const HeadRow* rows, int count, int worker) {
 void Decoder::run_head(const std::vector<HeadRow>& rows, std::vector<Run>& runs, OpContext& c, int worker) {
   const HeadOp& head = program_.head;
   const uint32_t formats = 1u << static_cast<int>(model_.matrix(head.matrix).format);
-  c.activations = prepared(*work_, head.norm, work_->head_input(), config_.hidden);
+  c.activations = prepared(work_->shared(), head.norm, work_->head_input(), config_.hidden);
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(work_->head_rows())) {
     const HeadRow* chunk = rows.data() + begin;
     const int count = static_cast<int>(std::min<size_t>(rows.size() - begin, work_->head_rows()));
@@ -30,7 +30,8 @@ void Decoder::run_head(const std::vector<HeadRow>& rows, std::vector<Run>& runs,
     for (int i = 0; i < count; ++i) of_row[i] = chunk[i].row;
     gather(chunk, count, worker);
     const Range range = share(count, worker, pool_.size());
-    prepare_rows(c, head.norm, work_->head_input(), config_.hidden, formats, range.begin, range.end, of_row);
+    prepare_rows(c, work_->shared(), head.norm, work_->head_input(), config_.hidden, formats, range.begin,
+                 range.end, of_row);
     pool_.barrier();
     head_logits(head, c, count, of_row, worker);
     pool_.barrier();
@@ -113,10 +114,11 @@ void Decoder::run_vectors(const std::vector<HeadRow>& rows, std::vector<Run>& ru
     const int count = static_cast<int>(std::min<size_t>(rows.size() - begin, work_->head_rows()));
     gather(chunk, count, worker);
     const Range range = share(count, worker, pool_.size());
-    prepare_rows(c, program_.head.norm, work_->head_input(), config_.hidden, 0, range.begin, range.end,
-                 nullptr);
+    prepare_rows(c, work_->shared(), program_.head.norm, work_->head_input(), config_.hidden, 0, range.begin,
+                 range.end, nullptr);
     pool_.barrier();
-    const float* states = program_.head.norm.kind == NormKind::kNone ? work_->head_input() : work_->f32;
+    const float* states =
+        program_.head.norm.kind == NormKind::kNone ? work_->head_input() : work_->shared().f32;
     for (int i = 0; worker == 0 && i < count; ++i) {
       Run& run = runs[chunk[i].run];
       Request& request = *run.request;

@@ -1,6 +1,7 @@
 // Linear ops: tiles of 16 output rows, shared out over the workers, with what follows the product.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/align.h"
@@ -15,11 +16,33 @@ int rows_per_pass(int k, int rows_per_call) {
   return std::max(16 / rows_per_call + 1, kBytes / std::max(k, 1) / rows_per_call) * rows_per_call;
 }
 
-// One tile for `rows` rows, with delta (rows of `width` floats) and bias: out[r * 16 + j].
-void product(const OpContext& c, const LinearPart& part, int width, int tile, int row, int rows, float* out) {
+// Rows row .. row + rows of the step; `next` is the tile that will be read after theirs, or null.
+struct Call {
+  int row;
+  int rows;
+  const uint8_t* next;
+};
+
+const uint8_t* tile_data(const Matrix& m, int tile) {
+  return m.data + static_cast<size_t>(tile) * m.tile_bytes;
+}
+
+// The part of the op that holds a tile, counted over all parts, and the tile's place in it.
+const LinearPart& part_of(const LinearOp& op, const Model& model, int* tile) {
+  const LinearPart* part = op.part;
+  if (is_activation(op.epilogue)) return *part;  // its parts go side by side
+  while (*tile >= model.matrix(part->matrix).tiles) *tile -= model.matrix((part++)->matrix).tiles;
+  return *part;
+}
+
+// One tile for the rows of a call, with delta (rows of `width` floats) and bias: out[r * 16 + j].
+void product(const OpContext& c, const LinearPart& part, int width, int tile, const Call& call, float* out) {
+  const int row = call.row, rows = call.rows;
   const Matrix& m = c.model->matrix(part.matrix);
   const TileKernel kernel = c.kernels->tile[static_cast<int>(m.scheme)][static_cast<int>(m.format)];
-  kernel(m.data + static_cast<size_t>(tile) * m.tile_bytes, c.activations, row, rows, out);
+  Activations a = c.activations;
+  a.next = call.next;
+  kernel(tile_data(m, tile), a, row, rows, out);
   const int column = tile * kTileRows;
   const int n = std::min(kTileRows, m.rows - column);
   if (part.delta != Buffer::kNone) {
@@ -46,16 +69,14 @@ void store(const LinearOp& op, const float* values, int n, float* y) {
   }
 }
 
-void plain_tile(const LinearOp& op, const OpContext& c, int index, int row, int rows) {
-  int tile = index;
-  const LinearPart* part = op.part;
-  while (tile >= c.model->matrix(part->matrix).tiles) tile -= c.model->matrix((part++)->matrix).tiles;
-  const Matrix& m = c.model->matrix(part->matrix);
+void plain_tile(const LinearOp& op, const OpContext& c, int tile, const Call& call) {
+  const LinearPart& part = part_of(op, *c.model, &tile);
+  const Matrix& m = c.model->matrix(part.matrix);
   alignas(kCacheLine) float out[kMaxRows * kTileRows];
-  product(c, *part, op.width, tile, row, rows, out);
+  product(c, part, op.width, tile, call, out);
   const int column = tile * kTileRows;
-  float* y = c.work->buffer(op.output) + static_cast<size_t>(row) * op.width + part->column + column;
-  for (int r = 0; r < rows; ++r) {
+  float* y = c.work->buffer(op.output) + static_cast<size_t>(call.row) * op.width + part.column + column;
+  for (int r = 0; r < call.rows; ++r) {
     store(op, out + r * kTileRows, std::min(kTileRows, m.rows - column),
           y + static_cast<size_t>(r) * op.width);
   }
@@ -71,27 +92,35 @@ void activate(Epilogue epilogue, const Kernels& kernels, float* gate, const floa
   }
 }
 
-void activated_tile(const LinearOp& op, const OpContext& c, int tile, int row, int rows) {
+void activated_tile(const LinearOp& op, const OpContext& c, int tile, const Call& call) {
+  const int rows = call.rows;
   alignas(kCacheLine) float gate[kMaxRows * kTileRows];
   alignas(kCacheLine) float up[kMaxRows * kTileRows];
   const Matrix& m = c.model->matrix(op.part[0].matrix);
-  product(c, op.part[0], op.width, tile, row, rows, gate);
   if (op.parts == 2) {
-    product(c, op.part[1], op.width, tile, row, rows, up);
+    const uint8_t* second = tile_data(c.model->matrix(op.part[1].matrix), tile);
+    product(c, op.part[0], op.width, tile, {call.row, rows, call.next ? second : nullptr}, gate);
+    product(c, op.part[1], op.width, tile, call, up);
   } else {
+    product(c, op.part[0], op.width, tile, call, gate);
     std::fill(up, up + rows * kTileRows, 1.0f);
   }
   activate(op.epilogue, *c.kernels, gate, up, rows * kTileRows);
   const int column = tile * kTileRows;
   const int n = std::min(kTileRows, m.rows - column);
   for (int r = 0; r < rows; ++r) {
-    float* y = c.work->buffer(op.output) + static_cast<size_t>(row + r) * op.width + column;
+    float* y = c.work->buffer(op.output) + static_cast<size_t>(call.row + r) * op.width + column;
     for (int j = 0; j < n; ++j) y[j] = gate[r * kTileRows + j];
   }
 }
 
 // softcap(scale * (W x + b)) of one row; remembers whether all values are finite.
 bool finish_logits(const HeadOp& head, const Kernels& kernels, int n, float* y) {
+  if (head.scale == 1.0f && head.softcap == 0.0f) {
+    uint32_t largest = 0;  // without its sign; infinity and NaN are above every number
+    for (int j = 0; j < n; ++j) largest = std::max(largest, std::bit_cast<uint32_t>(y[j]) & 0x7fffffffu);
+    return largest < 0x7f800000u;
+  }
   bool finite = true;
   for (int j = 0; j < n; ++j) {
     if (head.scale != 1.0f) y[j] *= head.scale;
@@ -106,27 +135,60 @@ bool finish_logits(const HeadOp& head, const Kernels& kernels, int n, float* y) 
   return finite;
 }
 
+int tiles_of(const LinearOp& op, const Model& model) {
+  int tiles = 0;
+  for (int p = 0; p < (is_activation(op.epilogue) ? 1 : op.parts); ++p) {
+    tiles += model.matrix(op.part[p].matrix).tiles;
+  }
+  return tiles;
+}
+
+const uint8_t* tile_data(const LinearOp& op, const Model& model, int tile) {
+  const LinearPart& part = part_of(op, model, &tile);
+  return tile_data(model.matrix(part.matrix), tile);
+}
+
+// Brings the first lines of the next op's weights into the first-level cache, when waiting for them would
+// show.
+void prefetch_next(const OpContext& c) {
+  if (c.rows->count > c.kernels->rows || !c.next) return;
+  constexpr size_t kBytes = 1024;  // far less than any tile of a real model
+  for (size_t i = 0; i < kBytes; i += kCacheLine) __builtin_prefetch(c.next + i);
+}
+
 }  // namespace
 
-void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, int end) {
+void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, int end, const uint8_t* next) {
   const bool activation = is_activation(op.epilogue);
-  for (int row = begin, rows = 0; row < end; row += rows) {
-    rows = rows_of_call(end - row, c.kernels->rows);
-    activation ? activated_tile(op, c, tile, row, rows) : plain_tile(op, c, tile, row, rows);
+  Call call{begin, 0, next};
+  for (; call.row < end; call.row += call.rows, call.next = nullptr) {
+    call.rows = rows_of_call(end - call.row, c.kernels->rows);
+    activation ? activated_tile(op, c, tile, call) : plain_tile(op, c, tile, call);
   }
 }
 
 void run_linear(const LinearOp& op, const OpContext& c, int worker) {
-  const bool activation = is_activation(op.epilogue);
-  int tiles = 0;
-  for (int p = 0; p < (activation ? 1 : op.parts); ++p) tiles += c.model->matrix(op.part[p].matrix).tiles;
-  const Range range = share(tiles, worker, c.pool->size());
+  const Range range = share(tiles_of(op, *c.model), worker, c.pool->size());
   const int pass = rows_per_pass(c.activations.k, c.kernels->rows);
   for (int begin = 0; begin < c.rows->count; begin += pass) {
     const int end = std::min(c.rows->count, begin + pass);
-    for (int t = range.begin; t < range.end; ++t) linear_tile(op, c, t, begin, end);
+    for (int t = range.begin; t < range.end; ++t) {
+      linear_tile(op, c, t, begin, end, t + 1 < range.end ? tile_data(op, *c.model, t + 1) : c.next);
+    }
   }
+  prefetch_next(c);
   c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
+}
+
+const uint8_t* first_tile(const LinearOp& op, const OpContext& c, int worker) {
+  const Range range = share(tiles_of(op, *c.model), worker, c.pool->size());
+  return range.begin < range.end ? tile_data(op, *c.model, range.begin) : nullptr;
+}
+
+const uint8_t* first_tile(const HeadOp& head, const OpContext& c, int worker) {
+  const Matrix& m = c.model->matrix(head.matrix);
+  const Range range = share(m.tiles, worker, c.pool->size());
+  return range.begin < range.end ? tile_data(m, range.begin) : nullptr;
 }
 
 void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_t* of_row, int worker) {
@@ -138,15 +200,16 @@ void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_
   for (int t = range.begin; t < range.end; ++t) {
     const int column = t * kTileRows;
     const int n = std::min(kTileRows, m.rows - column);
-    for (int row = 0, rows = 0; row < count; row += rows) {
-      rows = rows_of_call(count - row, c.kernels->rows);
-      product(c, part, m.rows, t, row, rows, out);
-      for (int r = 0; r < rows; ++r) {
+    Call call{0, 0, t + 1 < range.end ? tile_data(m, t + 1) : nullptr};
+    for (; call.row < count; call.row += call.rows, call.next = nullptr) {
+      call.rows = rows_of_call(count - call.row, c.kernels->rows);
+      product(c, part, m.rows, t, call, out);
+      for (int r = 0; r < call.rows; ++r) {
         float* y = out + r * kTileRows;
         if (!finish_logits(head, *c.kernels, n, y)) {
-          c.rows->bad[of_row[row + r]].store(true, std::memory_order_relaxed);
+          c.rows->bad[of_row[call.row + r]].store(true, std::memory_order_relaxed);
         }
-        std::copy(y, y + n, c.work->buffer(Buffer::kLogits) + (row + r) * width + column);
+        std::copy(y, y + n, c.work->buffer(Buffer::kLogits) + (call.row + r) * width + column);
       }
     }
   }

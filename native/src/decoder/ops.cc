@@ -33,12 +33,18 @@ void embed(const EmbedOp& op, const OpContext& c, int worker) {
   }
 }
 
-void prepare(const PrepareOp& op, const OpContext& c, int worker) {
+void prepare(const PrepareOp& op, OpContext& c, int worker) {
+  const Workspace& w = *c.work;
   const Routing& routing = c.rows->routing;
-  const bool slots = op.rows != Rows::kStep;
-  const Range range = share(slots ? routing.slots : c.rows->count, worker, c.pool->size());
-  prepare_rows(c, op.norm, c.work->buffer(op.input), op.width, op.formats, range.begin, range.end,
-               slots ? routing.row_of_slot.data() : nullptr, op.rows == Rows::kGather);
+  const bool slots = op.rows != Rows::kStep, gather = op.rows == Rows::kGather;
+  const bool alone = c.alone && !slots;
+  const ActivationRows& to = alone ? w.own(worker) : w.shared();
+  const float* input = alone && op.input == Buffer::kAttention ? to.attention : w.buffer(op.input);
+  const int count = slots ? routing.slots : c.rows->count;
+  const Range range = alone ? Range{0, count} : share(count, worker, c.pool->size());
+  c.activations = prepared(to, op.norm, input, op.width, gather);
+  prepare_rows(c, to, op.norm, input, op.width, op.formats, range.begin, range.end,
+               slots ? routing.row_of_slot.data() : nullptr, gather);
   c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
 }
 
@@ -93,34 +99,46 @@ void store_v(const OpContext& c, const KvShape& g, const float* x, uint8_t* bloc
   }
 }
 
-void rope_kv(const RopeKvOp& op, const OpContext& c, int worker) {
+// KV heads begin .. end of one row, with the query heads that share them.
+void rope_heads(const RopeKvOp& op, const OpContext& c, int row, int begin, int end, float* scratch) {
   const KvPool& pool = (*c.kv)[op.shape.group];
   const KvShape& g = pool.shape();
-  const size_t width = qkv_width(op.shape, g);
-  float* scratch = c.work->scratch(worker);
-  const Range range = share(c.rows->count, worker, c.pool->size());
-  for (int r = range.begin; r < range.end; ++r) {
-    float* q = c.work->buffer(Buffer::kQkv) + r * width;
-    float* k = q + op.shape.heads * g.k_dim;
-    const float* v = k + g.heads * g.k_dim;
-    norm_heads(c, op.q_norm, op.norm_whole, q, op.shape.heads, g.k_dim, scratch);
-    norm_heads(c, op.k_norm, op.norm_whole, k, g.heads, g.k_dim, scratch);
-    const int position = c.rows->position[r];
-    if (op.rope != kNoId) {
-      const RopeTable& t = c.model->rope(op.rope);
-      const float* cosine = t.cosine + static_cast<size_t>(position) * t.half;
-      const float* sine = t.sine + static_cast<size_t>(position) * t.half;
-      for (int h = 0; h < op.shape.heads + g.heads; ++h) {
-        c.kernels->rope(q + h * g.k_dim, cosine, sine, t.half, t.interleaved);
-      }
+  const int group = op.shape.heads / g.heads;
+  float* first = c.work->buffer(Buffer::kQkv) + row * qkv_width(op.shape, g);
+  float* q = first + begin * group * g.k_dim;
+  float* k = first + (op.shape.heads + begin) * g.k_dim;
+  const float* v = first + (op.shape.heads + g.heads) * g.k_dim + begin * g.v_dim;
+  const int heads = (end - begin) * group;
+  norm_heads(c, op.q_norm, op.norm_whole, q, heads, g.k_dim, scratch);
+  norm_heads(c, op.k_norm, op.norm_whole, k, end - begin, g.k_dim, scratch);
+  const int position = c.rows->position[row];
+  if (op.rope != kNoId) {
+    const RopeTable& t = c.model->rope(op.rope);
+    const float* cosine = t.cosine + static_cast<size_t>(position) * t.half;
+    const float* sine = t.sine + static_cast<size_t>(position) * t.half;
+    for (int h = 0; h < heads; ++h) c.kernels->rope(q + h * g.k_dim, cosine, sine, t.half, t.interleaved);
+    for (int h = 0; h < end - begin; ++h) {
+      c.kernels->rope(k + h * g.k_dim, cosine, sine, t.half, t.interleaved);
     }
-    for (int i = 0; i < op.shape.heads * g.k_dim; ++i) q[i] *= op.shape.scale;
-    const int block = c.rows->block[op.shape.group][r];
-    const int lane = position % kBlock;
-    for (int h = 0; h < g.heads; ++h) {
-      store_k(c, g, k + h * g.k_dim, pool.k(block, op.shape.layer, h), lane, scratch);
-      store_v(c, g, v + h * g.v_dim, pool.v(block, op.shape.layer, h), lane);
-    }
+  }
+  for (int i = 0; i < heads * g.k_dim; ++i) q[i] *= op.shape.scale;
+  const int block = c.rows->block[op.shape.group][row];
+  const int lane = position % kBlock;
+  for (int h = 0; h < end - begin; ++h) {
+    store_k(c, g, k + h * g.k_dim, pool.k(block, op.shape.layer, begin + h), lane, scratch);
+    store_v(c, g, v + h * g.v_dim, pool.v(block, op.shape.layer, begin + h), lane);
+  }
+}
+
+// Shared out by KV head, or by row where a norm takes all heads of a row together.
+void rope_kv(const RopeKvOp& op, const OpContext& c, int worker) {
+  const int heads = (*c.kv)[op.shape.group].shape().heads;
+  const bool normed = op.q_norm.kind != NormKind::kNone || op.k_norm.kind != NormKind::kNone;
+  const int step = op.norm_whole && normed ? heads : 1;
+  const Range range = share(c.rows->count * (heads / step), worker, c.pool->size());
+  for (int i = range.begin; i < range.end; ++i) {
+    const int head = i * step % heads;
+    rope_heads(op, c, i * step / heads, head, head + step, c.work->scratch(worker));
   }
   c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
 }
@@ -184,23 +202,26 @@ void attention(const AttentionOp& op, const OpContext& c, int worker) {
   c.pool->counters(worker).segments += segments;
 }
 
+// The partial results stay as they are: when alone, every worker merges them for itself.
 void merge(const MergeOp& op, const OpContext& c, int worker) {
   const KvShape& g = (*c.kv)[op.shape.group].shape();
   const AttentionPlan& plan = c.rows->attention[op.shape.group];
   const size_t head = static_cast<size_t>(g.v_dim) + 2;
   const size_t record = head * static_cast<size_t>(op.shape.heads);
-  float* sink = op.sinks == kNoId ? nullptr : c.work->scratch(worker);
-  const Range range = share(c.rows->count, worker, c.pool->size());
+  float* into = c.work->scratch(worker);
+  float* sink = into + head;
+  const Range range = c.alone ? Range{0, c.rows->count} : share(c.rows->count, worker, c.pool->size());
+  float* rows = c.alone ? c.work->own(worker).attention : c.work->buffer(Buffer::kAttention);
   for (int r = range.begin; r < range.end; ++r) {
-    float* first = c.work->partials() + plan.record[r] * record;
-    float* out = c.work->buffer(Buffer::kAttention) + static_cast<size_t>(r) * op.shape.heads * g.v_dim;
-    for (int h = 0; h < op.shape.heads; ++h) {
-      float* into = first + h * head;
-      for (int p = 1; p < plan.parts[r]; ++p) c.kernels->attention_merge(into + p * record, g.v_dim, into);
-      if (sink) {
+    const float* first = c.work->partials() + plan.record[r] * record;
+    float* out = rows + static_cast<size_t>(r) * op.shape.heads * g.v_dim;
+    for (int h = 0; h < op.shape.heads; ++h, first += head) {
+      std::memcpy(into, first, head * sizeof(float));
+      for (int p = 1; p < plan.parts[r]; ++p) c.kernels->attention_merge(first + p * record, g.v_dim, into);
+      if (op.sinks != kNoId) {
         sink[0] = c.model->vector(op.sinks).data[h];
         sink[1] = 1.0f;
-        std::fill(sink + 2, sink + 2 + g.v_dim, 0.0f);
+        std::fill(sink + 2, sink + head, 0.0f);
         c.kernels->attention_merge(sink, g.v_dim, into);
       }
       const float inverse = 1.0f / into[1];
@@ -222,50 +243,48 @@ void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm
   if (out != y) std::memcpy(y, out, static_cast<size_t>(n) * sizeof(float));
 }
 
-void prepare_rows(const OpContext& c, const NormPart& norm, const float* input, int width, uint32_t formats,
-                  int begin, int end, const int32_t* of_row, bool gather) {
-  const Workspace& w = *c.work;
+void prepare_rows(const OpContext& c, const ActivationRows& to, const NormPart& norm, const float* input,
+                  int width, uint32_t formats, int begin, int end, const int32_t* of_row, bool gather) {
   for (int r = begin; r < end; ++r) {
     const size_t at = static_cast<size_t>(r) * width;
     const float* x = input + static_cast<size_t>(gather ? of_row[r] : r) * width;
     if (norm.kind != NormKind::kNone) {
-      apply_norm(*c.kernels, *c.model, norm, x, width, w.f32 + at, nullptr);
-      x = w.f32 + at;
+      apply_norm(*c.kernels, *c.model, norm, x, width, to.f32 + at, nullptr);
+      x = to.f32 + at;
     } else if (gather) {
-      std::memcpy(w.f32 + at, x, static_cast<size_t>(width) * sizeof(float));
+      std::memcpy(to.f32 + at, x, static_cast<size_t>(width) * sizeof(float));
     }
     bool finite = true;
     if (formats & (1u << static_cast<int>(ActFormat::kA8))) {
       const size_t blocks = static_cast<size_t>(r) * (width / 32);
-      finite &= c.kernels->quantize_a8(x, width, w.q8 + at, w.d8 + blocks, w.s8 + blocks, w.h8 + 2 * blocks);
+      finite &=
+          c.kernels->quantize_a8(x, width, to.q8 + at, to.d8 + blocks, to.s8 + blocks, to.h8 + 2 * blocks);
     }
     if (formats & (1u << static_cast<int>(ActFormat::kA16))) {
-      finite &= c.kernels->quantize_a16(x, width, w.q16 + at, w.d16 + r);
+      finite &= c.kernels->quantize_a16(x, width, to.q16 + at, to.d16 + r);
     }
     if (!finite) c.rows->bad[of_row ? of_row[r] : r].store(true, std::memory_order_relaxed);
   }
 }
 
-Activations prepared(const Workspace& w, const NormPart& norm, const float* input, int width, bool gather) {
+Activations prepared(const ActivationRows& rows, const NormPart& norm, const float* input, int width,
+                     bool gather) {
   Activations a;
   a.k = width;
-  a.f32 = norm.kind == NormKind::kNone && !gather ? input : w.f32;
-  a.q8 = w.q8;
-  a.d8 = w.d8;
-  a.s8 = w.s8;
-  a.h8 = w.h8;
-  a.q16 = w.q16;
-  a.d16 = w.d16;
+  a.f32 = norm.kind == NormKind::kNone && !gather ? input : rows.f32;
+  a.q8 = rows.q8;
+  a.d8 = rows.d8;
+  a.s8 = rows.s8;
+  a.h8 = rows.h8;
+  a.q16 = rows.q16;
+  a.d16 = rows.d16;
   return a;
 }
 
 void run_op(const Op& op, OpContext& c, int worker) {
   switch (op.kind) {
     case OpKind::kEmbed: return embed(op.embed, c, worker);
-    case OpKind::kPrepare:
-      c.activations = prepared(*c.work, op.prepare.norm, c.work->buffer(op.prepare.input), op.prepare.width,
-                               op.prepare.rows == Rows::kGather);
-      return prepare(op.prepare, c, worker);
+    case OpKind::kPrepare: return prepare(op.prepare, c, worker);
     case OpKind::kLinear: return run_linear(op.linear, c, worker);
     case OpKind::kRopeKv: return rope_kv(op.rope_kv, c, worker);
     case OpKind::kAttention: return attention(op.attention, c, worker);

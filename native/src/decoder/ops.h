@@ -48,6 +48,8 @@ struct OpContext {
   ThreadPool* pool;
   const std::vector<SliceIn>* slices;
   StepRows* rows;
+  bool alone;               // every worker prepares all rows for itself
+  const uint8_t* next;      // first weights of the linear op after the one that runs
   Activations activations;  // as the last prepare op left them
 };
 
@@ -58,22 +60,29 @@ void run_group(const RouteOp& op, const OpContext& c, int worker);
 void run_experts(const ExpertsOp& op, const OpContext& c, int worker);
 void run_combine(const CombineOp& op, const OpContext& c, int worker);
 
-// Tile `tile` of a linear op for the activation rows begin .. end, which are also the output's.
-void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, int end);
+// Tile `tile` of a linear op for the activation rows begin .. end, which are also the output's. `next`: the
+// weights that will be read after it, or null.
+void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, int end,
+                 const uint8_t* next = nullptr);
+
+// The first weights that this worker reads of `op`, or of the head; null when it has no share of them.
+const uint8_t* first_tile(const LinearOp& op, const OpContext& c, int worker);
+const uint8_t* first_tile(const HeadOp& head, const OpContext& c, int worker);
 
 // y = norm(x), n values. y may be x only when `scratch` (n floats) is given.
 void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm, const float* x, int n,
                 float* y, float* scratch);
 
-// The pieces that the head shares with the layers: activations of rows begin .. end of `input`, where row i
-// stands for row of_row[i] of the step when given (and is read from there when `gather`), and the logits of
-// `count` prepared rows.
-void prepare_rows(const OpContext& c, const NormPart& norm, const float* input, int width, uint32_t formats,
-                  int begin, int end, const int32_t* of_row, bool gather = false);
+// The pieces that the head shares with the layers: activations of rows begin .. end of `input` into the same
+// rows of `to`, where row i stands for row of_row[i] of the step when given (and is read from there when
+// `gather`), and the logits of `count` prepared rows.
+void prepare_rows(const OpContext& c, const ActivationRows& to, const NormPart& norm, const float* input,
+                  int width, uint32_t formats, int begin, int end, const int32_t* of_row,
+                  bool gather = false);
 void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_t* of_row, int worker);
 
 // What the next linear ops read, after prepare ops of this input and width.
-Activations prepared(const Workspace& work, const NormPart& norm, const float* input, int width,
+Activations prepared(const ActivationRows& rows, const NormPart& norm, const float* input, int width,
                      bool gather = false);
 
 }  // namespace spola

@@ -53,8 +53,8 @@ struct ResidualOp {
   float multiplier = 1.0f;
 };
 
-// Which rows an op works on: those of the step; for every slot (a row at one of its experts) the input row that
-// it stands for; or rows that are slots already.
+// Which rows an op works on: those of the step; for every slot (a row at one of its experts) the input row
+// that it stands for; or rows that are slots already.
 enum class Rows : int32_t { kStep = 0, kGather, kSlots };
 
 // activations = norm(input), in every format of `formats` (bits by ActFormat)
@@ -86,7 +86,8 @@ struct LinearOp {
   float multiplier = 1.0f;  // of what is added to the residual stream
 };
 
-// From scores in the router buffer to the experts of each row and their weights; then slots, sorted by expert.
+// From scores in the router buffer to the experts of each row and their weights; then slots, sorted by
+// expert.
 struct RouteOp {
   int32_t experts = 0;
   int32_t used = 0;
@@ -106,8 +107,8 @@ struct ExpertsOp {
   Epilogue epilogue = Epilogue::kStore;
 };
 
-// branch = the weighted outputs of a row's experts, added in the order of their numbers; then (shared) plus what
-// branch was, times the sigmoid of the router buffer's last column (shared_gate).
+// branch = the weighted outputs of a row's experts, added in the order of their numbers; then (shared) plus
+// what branch was, times the sigmoid of the router buffer's last column (shared_gate).
 struct CombineOp {
   int32_t width = 0;
   bool shared = false;
@@ -158,7 +159,8 @@ enum class OpKind : int32_t {
 
 struct Op {
   OpKind kind = OpKind::kEmbed;
-  bool barrier = true;  // all workers meet after it
+  bool barrier = true;        // all workers meet after it
+  bool barrier_alone = true;  // the same when every worker prepares all rows for itself
   union {
     EmbedOp embed;
     PrepareOp prepare;

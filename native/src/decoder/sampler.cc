@@ -147,7 +147,8 @@ const float* Sampler::adjust(const float* logits, const Request& request, int po
 }
 
 int32_t Sampler::largest(const float* logits, float top) const {
-  int32_t id = 0;
+  int32_t id = 0;  // first of a block that holds it, then within
+  while (id + kScan < vocab_ && kernels_->max_many(logits + id, kScan) != top) id += kScan;
   while (logits[id] != top) ++id;
   return id;
 }

@@ -17,7 +17,7 @@ void widen(std::array<int, static_cast<size_t>(Buffer::kCount)>& widths, Buffer 
 
 Workspace::Workspace(const WorkspaceShape& shape, const Program& program, const std::vector<KvShape>& kv,
                      bool huge_pages)
-    : shape_(shape) {
+    : shape_(shape), own_(static_cast<size_t>(shape.workers)) {
   size_t total = 0;
   lay_out(program, kv, [&total](auto*& pointer, size_t count) {
     total = round_up(total, kCacheLine) + count * sizeof(*pointer);
@@ -71,14 +71,22 @@ void Workspace::lay_out(const Program& program, const std::vector<KvShape>& kv, 
   take(head_input_, static_cast<size_t>(shape_.head_rows) * static_cast<size_t>(shape_.hidden));
   take(partials_, (rows + kSpareRecords) * static_cast<size_t>(record));
   take(scratch_, scratch_floats_ * static_cast<size_t>(shape_.workers));
-  const size_t activations = rows * slots;
-  take(q8, activations * width);
-  take(d8, activations * ceil_div<size_t>(width, 32));
-  take(s8, activations * ceil_div<size_t>(width, 32));
-  take(h8, activations * ceil_div<size_t>(width, 16));
-  take(q16, activations * width);
-  take(d16, activations);
-  take(f32, activations * width);
+  lay_out_rows(shared_, rows * slots, width, take);
+  for (ActivationRows& own : own_) {
+    lay_out_rows(own, kOwnRows, width, take);
+    take(own.attention, kOwnRows * static_cast<size_t>(widths_[static_cast<size_t>(Buffer::kAttention)]));
+  }
+}
+
+template <class Take>
+void Workspace::lay_out_rows(ActivationRows& rows, size_t count, size_t width, Take&& take) {
+  take(rows.q8, count * width);
+  take(rows.d8, count * ceil_div<size_t>(width, 32));
+  take(rows.s8, count * ceil_div<size_t>(width, 32));
+  take(rows.h8, count * ceil_div<size_t>(width, 16));
+  take(rows.q16, count * width);
+  take(rows.d16, count);
+  take(rows.f32, count * width);
 }
 
 }  // namespace spola

@@ -21,6 +21,22 @@ struct WorkspaceShape {
   int vocab = 0;
 };
 
+// Room for activations in all formats, row-major.
+struct ActivationRows {
+  int8_t* q8 = nullptr;
+  float* d8 = nullptr;
+  float* s8 = nullptr;
+  int16_t* h8 = nullptr;
+  int16_t* q16 = nullptr;
+  float* d16 = nullptr;
+  float* f32 = nullptr;
+  float* attention = nullptr;  // rows of Buffer::kAttention; null in the shared ones
+};
+
+// With up to this many rows in a step every worker prepares all of them for itself: cheaper than sharing the
+// work and meeting for the results.
+constexpr int kOwnRows = 2;
+
 class Workspace {
  public:
   Workspace(const WorkspaceShape& shape, const Program& program, const std::vector<KvShape>& kv,
@@ -35,14 +51,8 @@ class Workspace {
   float* partials() const { return partials_; }      // attention records
   float* scratch(int worker) const { return scratch_ + static_cast<size_t>(worker) * scratch_floats_; }
 
-  // Storage of activations in all formats; `k` and `f32` are set by the op that prepares them.
-  int8_t* q8 = nullptr;
-  float* d8 = nullptr;
-  float* s8 = nullptr;
-  int16_t* h8 = nullptr;
-  int16_t* q16 = nullptr;
-  float* d16 = nullptr;
-  float* f32 = nullptr;
+  const ActivationRows& shared() const { return shared_; }              // every row of a step
+  const ActivationRows& own(int worker) const { return own_[worker]; }  // up to kOwnRows, of one worker
 
   // Attention records that a plan may use beyond one per row.
   static constexpr int kSpareRecords = 1024;
@@ -53,7 +63,12 @@ class Workspace {
   template <class Take>
   void lay_out(const Program& program, const std::vector<KvShape>& kv, Take&& take);
 
+  template <class Take>
+  static void lay_out_rows(ActivationRows& rows, size_t count, size_t width, Take&& take);
+
   WorkspaceShape shape_;
+  ActivationRows shared_;
+  std::vector<ActivationRows> own_;
   std::array<float*, static_cast<size_t>(Buffer::kCount)> buffers_{};
   std::array<int, static_cast<size_t>(Buffer::kCount)> widths_{};
   float* head_input_ = nullptr;

@@ -43,11 +43,16 @@ struct Attention {
     return f;
   }
 
+  template <size_t Bytes>
+  static inline void prefetch(const uint8_t* p) {
+    for (size_t i = 0; i < Bytes; i += 64) __builtin_prefetch(p + i);
+  }
+
   // Scores of N heads for the P * W positions from `at`; `ahead` is what the next block will read.
   template <int N, int P, KvType T>
   static inline void scores_at(const Query* queries, int k_dim, const uint8_t* k, int at,
                                const uint8_t* ahead, float (*s)[kBlock]) {
-    constexpr size_t kRowBytes = kBlock * (T == KvType::kF16 ? 2 : 4);
+    constexpr size_t kBytes = T == KvType::kF16 ? 2 : 4;
     const float* q[N];
     F acc[N][P];
 #pragma GCC unroll 16
@@ -60,7 +65,7 @@ struct Attention {
       F row[P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) row[p] = load<T>(k, static_cast<size_t>(d) * kBlock + at + W * p);
-      if (ahead) __builtin_prefetch(ahead + static_cast<size_t>(d) * kRowBytes);
+      if (ahead) prefetch<P * W * kBytes>(ahead + (static_cast<size_t>(d) * kBlock + at) * kBytes);
 #pragma GCC unroll 16
       for (int n = 0; n < N; ++n) {
         const F x = V::set1(q[n][d]);
@@ -138,7 +143,7 @@ struct Attention {
       F row[P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) row[p] = load<T>(v, base + W * p);
-      if (ahead) __builtin_prefetch(ahead + base * kBytes);
+      if (ahead) prefetch<P * W * kBytes>(ahead + base * kBytes);
 #pragma GCC unroll 16
       for (int n = 0; n < N; ++n) {
         const F x = V::set1(e[n][t]);

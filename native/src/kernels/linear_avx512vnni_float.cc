@@ -32,13 +32,14 @@ struct Float {
   template <class N>
   static void tile(N, const uint8_t* p, const Activations& a, int row0, float* out) {
     constexpr int MR = N::value;
+    const Ahead ahead(a, p);
     const long stride = a.k;
     const float* x = a.f32 + row0 * stride;
     __m512 acc[MR];
     clear(acc);
     long k = 0;
     for (; k + 4 <= stride; k += 4, p += 4 * W::kBytes) {
-      prefetch<MR, 4 * W::kBytes>(p);
+      ahead.fetch<4 * W::kBytes>(p);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) column<W>(acc, p + i * W::kBytes, x + k + i, stride);
     }

@@ -57,11 +57,12 @@ SPOLA_INLINE void store_scaled(const __m512 (&acc)[MR], const float* scale, floa
 template <class N>
 void i8s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   constexpr int MR = N::value;
+  const Ahead ahead(a, p);
   const RowsA16<MR> rows(a, row0);
   __m512 acc[MR];
   clear(acc);
   for (long b = 0; b < a.k / kBlock; ++b, p += i8s::kBytes) {
-    prefetch<MR, i8s::kBytes>(p);
+    ahead.fetch<i8s::kBytes>(p);
     __m512i sum[MR];
     dot_a16<8, false>(sum, p + i8s::kQs, rows, b * kBlock);
     const __m512 d = load_half16(p + i8s::kD);
@@ -91,11 +92,12 @@ struct Generic {
   template <class N>
   static void a16(N, const uint8_t* p, const Activations& a, int row0, float* out) {
     constexpr int MR = N::value;
+    const Ahead ahead(a, p);
     const RowsA16<MR> rows(a, row0);
     __m512 acc[MR];
     clear(acc);
     for (long k = 0; k < a.k; k += Group, p += kBytes) {
-      prefetch<MR, kBytes>(p);
+      ahead.fetch<kBytes>(p);
       __m512i sum[MR];
       dot_a16<Group / 4, true>(sum, p + kCodes, rows, k);
 #pragma GCC unroll 16
@@ -112,11 +114,12 @@ struct Generic {
   template <class N>
   static void a8(N, const uint8_t* p, const Activations& a, int row0, float* out) {
     constexpr int MR = N::value;
+    const Ahead ahead(a, p);
     const RowsA8<MR> rows(a, row0);
     __m512 acc[MR];
     clear(acc);
     for (long k = 0; k < a.k; k += Group, p += kBytes) {
-      prefetch<MR, kBytes>(p);
+      ahead.fetch<kBytes>(p);
       __m512i sum[MR];
       dot_a8(sum, p + kCodes, rows, k);
       add_scaled(acc, sum, load_float16(p), rows, k / kBlock);

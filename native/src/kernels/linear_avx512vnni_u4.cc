@@ -23,11 +23,12 @@ SPOLA_INLINE void dot_split(__m512i (&sum)[MR], const uint8_t* qs, const RowsA8<
 template <class N>
 void u4s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   constexpr int MR = N::value;
+  const Ahead ahead(a, p);
   const RowsA8<MR> rows(a, row0);
   __m512 acc[MR];
   clear(acc);
   for (long b = 0; b < rows.blocks; ++b, p += u4s::kBytes) {
-    prefetch<MR, u4s::kBytes>(p);
+    ahead.fetch<u4s::kBytes>(p);
     __m512i sum[MR];
     start_at_zero_point(sum, 8, rows, b);
     dot_split(sum, p + u4s::kQs, rows, b * kBlock);
@@ -39,11 +40,12 @@ void u4s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
 template <class N>
 void u4sm(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   constexpr int MR = N::value;
+  const Ahead ahead(a, p);
   const RowsA8<MR> rows(a, row0);
   __m512 acc[MR];
   clear(acc);
   for (long b = 0; b < rows.blocks; ++b, p += u4sm::kBytes) {
-    prefetch<MR, u4sm::kBytes>(p);
+    ahead.fetch<u4sm::kBytes>(p);
     __m512i sum[MR];
     clear(sum);
     dot_split(sum, p + u4sm::kQs, rows, b * kBlock);
@@ -70,16 +72,17 @@ SPOLA_INLINE void sub_block(__m512 (&acc)[MR], const uint8_t* qs, const float* s
 template <class N>
 void u4k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   constexpr int MR = N::value;
+  const Ahead ahead(a, p);
   const RowsA8<MR> rows(a, row0);
   __m512 acc[MR];
   clear(acc);
   KScales scales;
   for (long b = 0; b < rows.blocks; b += 8, p += u4k::kBytes) {
-    prefetch<MR, u4k::kPairs>(p);
+    ahead.fetch<u4k::kPairs>(p);
     scales.load(p);
     for (long i = 0; i < 4; ++i) {
       const uint8_t* pair = p + u4k::kPairs + i * u4k::kPairBytes;
-      prefetch<MR, u4k::kPairBytes>(pair);
+      ahead.fetch<u4k::kPairBytes>(pair);
       sub_block<0>(acc, pair, scales.scale[i * 2], scales.min[i * 2], rows, b + i * 2);
       sub_block<4>(acc, pair, scales.scale[i * 2 + 1], scales.min[i * 2 + 1], rows, b + i * 2 + 1);
     }

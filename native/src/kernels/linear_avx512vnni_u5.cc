@@ -38,11 +38,12 @@ SPOLA_INLINE void dot_split(__m512i (&sum)[MR], const uint8_t* qs, const uint8_t
 template <class N>
 void u5s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   constexpr int MR = N::value;
+  const Ahead ahead(a, p);
   const RowsA8<MR> rows(a, row0);
   __m512 acc[MR];
   clear(acc);
   for (long b = 0; b < rows.blocks; ++b, p += u5s::kBytes) {
-    prefetch<MR, u5s::kBytes>(p);
+    ahead.fetch<u5s::kBytes>(p);
     __m512i sum[MR];
     start_at_zero_point(sum, 16, rows, b);
     dot_split(sum, p + u5s::kQs, p + u5s::kPlane, rows, b * kBlock);
@@ -54,11 +55,12 @@ void u5s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
 template <class N>
 void u5sm(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   constexpr int MR = N::value;
+  const Ahead ahead(a, p);
   const RowsA8<MR> rows(a, row0);
   __m512 acc[MR];
   clear(acc);
   for (long b = 0; b < rows.blocks; ++b, p += u5sm::kBytes) {
-    prefetch<MR, u5sm::kBytes>(p);
+    ahead.fetch<u5sm::kBytes>(p);
     __m512i sum[MR];
     clear(sum);
     dot_split(sum, p + u5sm::kQs, p + u5sm::kPlane, rows, b * kBlock);
@@ -83,16 +85,17 @@ SPOLA_INLINE void sub_block(__m512 (&acc)[MR], const uint8_t* pair, const float*
 template <class N>
 void u5k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   constexpr int MR = N::value;
+  const Ahead ahead(a, p);
   const RowsA8<MR> rows(a, row0);
   __m512 acc[MR];
   clear(acc);
   KScales scales;
   for (long b = 0; b < rows.blocks; b += 8, p += u5k::kBytes) {
-    prefetch<MR, u5k::kPairs>(p);
+    ahead.fetch<u5k::kPairs>(p);
     scales.load(p);
     for (long i = 0; i < 4; ++i) {
       const uint8_t* pair = p + u5k::kPairs + i * u5k::kPairBytes;
-      prefetch<MR, u5k::kPairBytes>(pair);
+      ahead.fetch<u5k::kPairBytes>(pair);
       sub_block<0>(acc, pair, scales.scale[i * 2], scales.min[i * 2], rows, b + i * 2);
       sub_block<4>(acc, pair, scales.scale[i * 2 + 1], scales.min[i * 2 + 1], rows, b + i * 2 + 1);
     }

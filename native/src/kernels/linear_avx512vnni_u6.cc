@@ -66,15 +66,16 @@ SPOLA_INLINE void quarter(float* out, const uint8_t* half, const uint8_t* d, con
 template <class N>
 void u6k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   constexpr int MR = N::value;
+  const Ahead ahead(a, p);
   const RowsA8<MR> rows(a, row0);
 #pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) _mm512_storeu_ps(out + r * kTileRows, _mm512_setzero_ps());
   for (long b = 0; b < rows.blocks; b += 8, p += u6k::kBytes) {
-    prefetch<MR, u6k::kHalves>(p);
+    ahead.fetch<u6k::kHalves>(p);
     for (long i = 0; i < 2; ++i) {
       const uint8_t* half = p + u6k::kHalves + i * u6k::kHalfBytes;
       const uint8_t* scales = p + u6k::kScales + i * 4 * 32;
-      prefetch<MR, u6k::kHalfBytes>(half);
+      ahead.fetch<u6k::kHalfBytes>(half);
       quarter<0>(out, half, p + u6k::kD, scales, rows, b + i * 4);
       quarter<1>(out, half, p + u6k::kD, scales + 32, rows, b + i * 4 + 1);
       quarter<2>(out, half, p + u6k::kD, scales + 64, rows, b + i * 4 + 2);

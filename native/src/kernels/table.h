@@ -50,6 +50,8 @@ struct Activations {
   const int16_t* h8 = nullptr;   // [rows][k/16] sum of q over half a block
   const int16_t* q16 = nullptr;  // [rows][k]
   const float* d16 = nullptr;    // [rows]
+  // The tile that will be read after this one, of any scheme, or null: a kernel may have it fetched meanwhile.
+  const uint8_t* next = nullptr;
 };
 
 // One tile: 16 output rows times `rows` (1..Kernels::rows) activation rows from `row0`, all of k.
