@@ -157,6 +157,32 @@ def test_any_mix_gives_what_each_gives_alone(bench, alone) -> None:
     assert inside >= 5
 
 
+def test_choices_share_the_prompt_and_give_what_each_gives_alone(bench) -> None:
+    """Also those that begin in a copy of a block, and those that are preempted in between."""
+    params = SamplingParams(max_tokens=30, temperature=0.9, n=4, logprobs=1)
+    prompt = make(1).known[:45]
+
+    def choice(index: int, leader: int | None) -> Request:
+        return Request(id=index, choice=index, leader=leader, ids=prompt, params=params, seed=5)
+
+    single = Run(bench.runner(), blocks=16, rows=256, seqs=1, cache=False)
+    for index in range(4):
+        single.engine.add(choice(index, None))
+        single.finish()
+    run = Run(bench.runner(), blocks=8, rows=48, seqs=6, cache=False)
+    for index in range(4):
+        run.engine.add(choice(index, 0))
+    run.finish()
+    starts = [s.start for step in run.steps for s in step.slices if s.id in {r.id for r in step.new}]
+    assert starts[:4] == [0, *[len(prompt) - 1] * 3]
+    assert sum(len(step.copies) for step in run.steps) >= 3
+    assert run.scheduler.stats.preemptions >= 1
+    for index in range(4):
+        assert run.got[index].ids == single.got[index].ids
+        if bench.exact:
+            assert run.got[index] == single.got[index]
+
+
 def test_a_recorded_run_replays_to_equal_bits(bench) -> None:
     run = Run(bench.runner(), blocks=9, rows=48, seqs=6)
     for id in range(6):

@@ -112,6 +112,7 @@ class Rig:
         capabilities: Capabilities | None = None,
         script=next_token,
         runner: NullRunner | None = None,
+        **more,
     ) -> None:
         caps = capabilities or Capabilities(device="null", block_size=block_size, speculation=True)
         self.runner = runner or NullRunner(capabilities=caps, script=script)
@@ -127,6 +128,7 @@ class Rig:
             chunk=chunk,
             watermark=watermark,
             prefix_cache=prefix_cache,
+            **more,
         )
         self.scheduler = Scheduler(limits, self.runner.capabilities, groups, counts, check=True)
         self.steps: list[Step] = []

@@ -44,7 +44,7 @@ def test_a_mask_is_obeyed_and_every_id_is_fed_once():
     assert results[2].ids == expected(request(2, 5, 10), request(2, 5).known, 200).ids
     masks = [piece.masks for step in rig.steps for piece in step.slices if piece.id == 1]
     assert masks[0] is None  # a chunk that ends before the prompt does
-    assert all(mask is not None and len(mask) == 8 for mask in masks[1:])
+    assert all(mask is not None and len(mask) == 8 for mask in masks[-10:])
 
 
 @pytest.mark.parametrize("keep", [0, 1])

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from spola.cli.options import (
+    batching_options,
     describe,
     engine_options,
     model_option,
@@ -43,6 +44,7 @@ REPORT_EVERY_S = 10.0
 @model_option
 @click.option("--served-model-name", metavar="N", help="What lines call the model; default: its own name.")
 @click.option("--max-seqs", default=32, show_default=True, type=click.IntRange(1), help="Requests at a time.")
+@batching_options
 @engine_options
 @trace_option
 @click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from spola.cli.output import note
 from spola.core.errors import ConfigError, SpolaError
+from spola.engine.limits import Batching
 from spola.runtime.config import SPECULATE, EngineConfig, Options, parse_bytes
 from spola.runtime.machine import describe_bytes
 from spola.runtime.service import Service
 
 __all__ = [
     "as_usage",
+    "batching_options",
     "describe",
     "engine_options",
     "in_short",
@@ -96,6 +98,30 @@ trace_option: _Decorator = click.option(
 )
 
 
+_BATCHING: tuple[_Decorator, ...] = (
+    click.option(
+        "--batching",
+        type=click.Choice(get_args(Batching)),
+        default="continuous",
+        show_default=True,
+        help="When requests may begin: at every step, or in batches that end together, to compare with.",
+    ),
+    click.option(
+        "--batch-window",
+        metavar="MS",
+        type=click.FloatRange(0),
+        help="How long a dynamic batch waits to become full; default: 200.",
+    ),
+)
+
+
+def batching_options(command: Any) -> Any:
+    """Add the batching mode to a command that serves many; ``read_options`` takes it back out."""
+    for option in reversed(_BATCHING):
+        command = option(command)
+    return command
+
+
 def engine_options(command: Any) -> Any:
     """Add the engine options to a command; ``read_options`` takes them back out of its arguments."""
     for option in reversed(_ENGINE):
@@ -113,6 +139,7 @@ def read_options(given: dict[str, Any], **fixed: Any) -> Options:
     """Take the engine options out of ``given``; ``fixed`` sets fields that a command decides itself."""
     memory = given.pop("kv_memory")
     template: Path | None = given.pop("chat_template")
+    window: float | None = given.pop("batch_window", None)
     text = None if template is None else _text(template)
     with as_usage():
         return Options(
@@ -124,6 +151,8 @@ def read_options(given: dict[str, Any], **fixed: Any) -> Options:
             max_model_len=given.pop("max_model_len"),
             speculate=given.pop("speculate"),
             prefix_cache=not given.pop("no_prefix_cache"),
+            batching=given.pop("batching", "continuous"),
+            batch_window_s=None if window is None else window / 1000,
             chat_template=text,
             **fixed,
         )

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from spola.cli.options import (
+    batching_options,
     describe,
     engine_options,
     in_short,
@@ -42,6 +43,7 @@ __all__ = ["command"]
     help="Keep the time between two tokens of an answer under this while prompts are read.",
 )
 @click.option("--no-auth", is_flag=True, help="Allow a --host that other machines can reach, without keys.")
+@batching_options
 @engine_options
 @trace_option
 @click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")

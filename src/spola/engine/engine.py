@@ -51,6 +51,11 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def wake_at(self) -> float | None:
+        """When there is something to compute again, if the last ``step`` found nothing but work to come."""
+        return self.scheduler.wake_at
+
     def add(self, request: Request) -> None:
         """Queue ``request``; raises as ``Scheduler.add``, and RequestError for ids outside the vocabulary."""
         self._check_ids("prompt", (min(request.known), max(request.known)) if request.known else ())

@@ -152,6 +152,24 @@ class KvSpace:
             if table.ids[-1] != hit.sources[group]:
                 self.copies.append(BlockCopy(group, hit.sources[group], table.ids[-1]))
 
+    def need(self, reach: int) -> tuple[int, ...]:
+        """Blocks of each group that are promised for positions [0, reach) without a hit."""
+        table = BlockTable()
+        table.reach = reach
+        return tuple(self._due(group, table) for group in range(len(self.groups)))
+
+    def releasable(self, owner: TableOwner) -> tuple[int, ...]:
+        """Blocks of each group that would be available if ``owner`` gave everything back."""
+        return tuple(
+            table.promised
+            + (
+                table.held
+                if pool.each_counts
+                else sum(pool.refs[block] == 1 for block in table.ids[table.first :])
+            )
+            for pool, table in zip(self.pools, owner.tables, strict=True)
+        )
+
     def extend(self, owner: TableOwner, end: int, *, spare: int = 0) -> bool:
         """Make the tables cover positions [0, end).
 

@@ -6,22 +6,35 @@ Nothing here is measured or guessed: whoever builds the engine passes the number
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from spola.core.errors import ConfigError
 from spola.core.runner import Capabilities
 
-__all__ = ["Limits", "Shape"]
+__all__ = ["Batching", "Limits", "Reservation", "Shape"]
+
+Batching = Literal["continuous", "dynamic", "static"]
+Reservation = Literal["paged", "contiguous"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Sizes in tokens, requests and positions; ``watermark`` is a fraction of the blocks of a group."""
+    """Sizes in tokens, requests and positions; ``watermark`` is a fraction of the blocks of a group.
+
+    ``batching`` static admits only when nothing runs, dynamic also waits for a full batch or for
+    ``batch_window_s``. ``reservation`` contiguous takes the blocks of ``max_model_len`` for every request
+    that samples, as a cache without paging does. Both are there to be compared with.
+    """
 
     max_step_tokens: int  # rows in one Step, at most
     max_seqs: int  # requests holding KV blocks at the same time, at most
     max_model_len: int  # prompt and generated tokens of one request together, at most
     chunk: int | None = None  # rows of one slice, at most; None = max_step_tokens
     prefix_cache: bool = True  # keep blocks of texts that may come again
+    batching: Batching = "continuous"
+    batch_window_s: float = 0.0
+    reservation: Reservation = "paged"
+    ageing_s: float = 30.0  # a waiting request rises by one priority class in this time
     watermark: float = 0.01  # kept free at admission while others run, against preemption
 
     def __post_init__(self) -> None:
@@ -30,6 +43,19 @@ class Limits:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.chunk is not None and self.chunk < 1:
             raise ConfigError(f"chunk must be at least 1, not {self.chunk}")
+        for name, kinds in (("batching", Batching), ("reservation", Reservation)):
+            if getattr(self, name) not in get_args(kinds):
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(get_args(kinds))}, not {getattr(self, name)!r}"
+                )
+        if not 0.0 <= self.batch_window_s < float("inf"):
+            raise ConfigError(f"batch_window_s must be at least 0, not {self.batch_window_s}")
+        if self.batch_window_s and self.batching != "dynamic":
+            raise ConfigError("batch_window_s is for dynamic batching only")
+        if not self.ageing_s > 0.0:
+            raise ConfigError(f"ageing_s must be above 0, not {self.ageing_s}")
+        if self.reservation == "contiguous" and self.prefix_cache:
+            raise ConfigError("a contiguous reservation shares no blocks: turn prefix_cache off")
         if not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark must be from 0 to below 1, not {self.watermark}")
         if self.max_step_tokens < self.max_seqs:

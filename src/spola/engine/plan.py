@@ -32,11 +32,13 @@ class Plan:
         "_work",
         "entries",
         "preempted",
+        "victims",
     )
 
     def __init__(self, shape: Shape, budget: StepBudget | None = None) -> None:
         self.entries: list[tuple[Request, int, int]] = []
-        self.preempted = False
+        self.preempted = False  # for the blocks of a decode: nobody is admitted in such a step
+        self.victims: set[int] = set()  # ids of those who were preempted
         self._shape = shape
         self._rows = shape.rows
         self._context = shape.context
@@ -46,13 +48,23 @@ class Plan:
         self._work = Work()
         self._prompt_rows = 0
 
-    def rows(self, request: Request) -> int:
+    def prompt_room(self, start: int) -> int:
+        """Rows that prompts can have together, those chosen included, if the next begins at ``start``."""
+        n = self._rows
+        if self._budget is not None:
+            n = min(n, self._budget.rows(self._work, self._prompt_rows, start))
+        return n + self._prompt_rows
+
+    def rows(self, request: Request, most: int | None = None) -> int:
         """Rows that the next slice of ``request`` may have now, without drafts; 0 = none in this step.
 
-        A slice of one row is a decode to a backend, whatever it is of the request.
+        ``most`` bounds them, unless the backend's chunks are fixed. A slice of one row is a decode to a
+        backend, whatever it is of the request.
         """
         shape = self._shape
         n = min(request.missing, self._rows, shape.chunk)
+        if most is not None and shape.fixed_chunk is None:
+            n = min(n, most)
         if self._context is not None:
             n = min(n, self._context - request.computed)
         if self._budget is not None and not request.decoding:
@@ -80,14 +92,33 @@ class Plan:
         self._rows -= total
         if self._budget is not None:
             self._work.add(request.computed, total, 1 + drafts if request.missing == rows else 0)
-            if not request.decoding:
-                self._prompt_rows += total
+        if not request.decoding:
+            self._prompt_rows += total
         if self._context is not None:
             self._context -= request.computed + total
         if rows == 1:
             self._singles += 1
         else:
             self._prefills += 1
+
+    def grow(self, index: int) -> int:
+        """Give the slice at ``index`` of ``entries``, of a prompt, what room is left; rows that it gained."""
+        request, rows, _ = self.entries[index]
+        n = min(request.missing - rows, self._rows, self._shape.chunk - rows)
+        if self._context is not None:
+            n = min(n, self._context)
+        if self._budget is not None:
+            n = min(n, self._budget.rows(self._work, self._prompt_rows, request.computed + rows))
+        if rows == 1 or n <= 0:
+            return 0
+        self.entries[index] = request, rows + n, 0
+        self._rows -= n
+        self._prompt_rows += n
+        if self._context is not None:
+            self._context -= n
+        if self._budget is not None:
+            self._work.add(request.computed + rows, n, request.missing == rows + n)
+        return n
 
     @property
     def chosen(self) -> int:

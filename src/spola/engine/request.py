@@ -33,7 +33,10 @@ class Status(enum.Enum):
 
 
 class Rank(NamedTuple):
-    """Order of service, best first: smaller sorts before larger. Set once, kept through preemptions."""
+    """Order of service, best first: smaller sorts before larger. Kept through preemptions.
+
+    Only the class changes, of a request that waits for long.
+    """
 
     priority: int  # class; 0 is the default, lower goes first
     tag: float  # virtual start tag of fair queueing
@@ -43,7 +46,9 @@ class Rank(NamedTuple):
 class Request:
     """One sequence of tokens to extend, score or embed.
 
-    ``id`` is unique in an engine and never reused; choice i of the n of a request has its own id.
+    ``id`` is unique in an engine and never reused; choice i of the n of a request has its own id, and
+    ``leader`` is the id of choice 0 for all of them: they share its prompt's blocks. ``key`` is whose request
+    it is: keys get equal shares. ``deadline_s`` ends it with an error, on the clock of ``schedule``.
     ``eos_ids`` end the text unless ``params.ignore_eos``; ``params.stop_token_ids`` always do.
     ``head_from`` is, for the wants "score" and "logits", the first position whose head is computed: a
     score request gives the log-probability of every id after it. ``bad_ids`` are sequences that the output
@@ -59,22 +64,27 @@ class Request:
         "chain",
         "choice",
         "computed",
+        "deadline_s",
         "drafted",
         "drafts",
         "eos_ids",
+        "expired",
         "finish_reason",
         "first_token_s",
         "guard",
         "head_from",
         "id",
         "in_flight",
+        "key",
         "known",
         "last_token_s",
+        "leader",
         "limit",
         "longest_gap_s",
         "n_cached",
         "n_prompt",
         "params",
+        "passed",
         "peak_computed",
         "preemptions",
         "priority",
@@ -86,7 +96,7 @@ class Request:
         "status",
         "stop_ids",
         "tables",
-        "tag",
+        "waiting_since",
         "want",
     )
 
@@ -103,7 +113,9 @@ class Request:
         guard: Guard | None = None,
         adapter: str | None = None,
         priority: int = 0,
-        tag: float = 0.0,
+        key: str = "",
+        leader: int | None = None,
+        deadline_s: float | None = None,
         arrival_s: float = 0.0,
         head_from: int = 0,
         salt: str | None = None,
@@ -128,8 +140,10 @@ class Request:
         self.guard = guard
         self.adapter = adapter
         self.priority = priority
-        self.tag = tag
-        self.rank = Rank(priority, tag, -1)
+        self.key = key
+        self.leader = leader
+        self.deadline_s = deadline_s
+        self.rank = Rank(priority, 0.0, -1)
         self.head_from = head_from
         self.salt = salt
 
@@ -138,6 +152,9 @@ class Request:
         self.tables: tuple[BlockTable, ...] = ()  # one per KvGroup
         self.limit = 0  # tokens known at most, set by Scheduler.add
         self.in_flight = False  # in a Step that is not committed yet
+        self.expired = False  # as aborted, but because its deadline has passed
+        self.passed = 0  # requests that began before it because it did not fit
+        self.waiting_since = arrival_s
         self.aborted = False  # to be ended when its Step comes back
         self.sent = False  # the backend holds its state
         self.drafts: Sequence[int] = ()  # guesses of the next tokens, tried in the next step

@@ -13,27 +13,37 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 
-from spola.core.errors import CapacityError, ConfigError, RequestError
+from spola.core.errors import ConfigError
 from spola.core.runner import Capabilities, KvGroup
 from spola.core.step import Slice, SliceOutput, Step, StepOutput
+from spola.engine.admission import Admission, Door
 from spola.engine.cost_model import StepBudget, work_of
+from spola.engine.entry import token_limit
 from spola.engine.events import Event
+from spola.engine.fair import Order
 from spola.engine.hits import PrefixCache
 from spola.engine.invariants import check_scheduler
-from spola.engine.kv import KvSpace
+from spola.engine.kv import Hit, KvSpace
 from spola.engine.limits import Limits, Shape
 from spola.engine.outcome import apply
 from spola.engine.plan import Plan
 from spola.engine.request import Rank, Request, Status
 from spola.engine.speculate import Speculator
 from spola.engine.stats import Stats
+from spola.engine.way import victim_for, victims_for
 
 __all__ = ["Scheduler"]
 
 
 def _rank(request: Request) -> Rank:
     return request.rank
+
+
+def _expired(request: Request) -> Event:
+    error = f"the deadline passed after {request.n_output} tokens"
+    return Event(request.id, request.choice, finish_reason="error", error=error)
 
 
 class Scheduler:
@@ -74,17 +84,24 @@ class Scheduler:
             identity=identity or {},
             enabled=limits.prefix_cache,
         )
+        self.admission = Admission(limits, self.shape.seqs, self.cache)
+        self.wake_at: float | None = None  # nothing to compute before, though there is work
         self.waiting: list[Request] = []  # both in rank order
         self.running: list[Request] = []
         self.requests: dict[int, Request] = {}  # waiting and running ones
         self.stats = Stats()
+        self._order = Order(limits.ageing_s)
+        self._batching = limits.batching
+        self._contiguous = limits.reservation == "contiguous"
+        self._choices: dict[int, set[int]] = {}  # id of choice 0 -> ids of the choices that are not finished
+        self._deadlines: list[tuple[float, int]] = []  # a heap
         self._spare = tuple(int(n * limits.watermark) for n in n_blocks)
         self._gone: list[int] = []
         self._events: list[Event] = []
         self._flying: dict[int, float] = {}  # index of a step that is not committed -> when it was planned
         self._index = 0
-        self._arrivals = 0
         self._now = 0.0
+        self._best_next = True  # where chunks are fixed: the best-ranked prompt, not the shortest
         self._decodes_next = True  # where one step cannot hold both kinds
         self._speculator = speculator
         self._check = check
@@ -102,9 +119,9 @@ class Scheduler:
         """
         if request.status is not Status.NEW or request.id in self.requests:
             raise ValueError(f"request {request.id} was added before")
-        request.limit = self._limit(request)
-        request.rank = Rank(request.priority, request.tag, self._arrivals)
-        self._arrivals += 1
+        request.limit = token_limit(request, self.shape, self.kv)
+        self._join(request)
+        self._order.arrive(request)
         request.status = Status.WAITING
         self.requests[request.id] = request
         insort(self.waiting, request, key=_rank)
@@ -112,35 +129,77 @@ class Scheduler:
         self._verify()
 
     def abort(self, id: int) -> None:
-        """End a request; one in flight, when its step comes back. Ignores unknown and finished ids."""
-        request = self.requests.get(id)
-        if request is None:
-            return
-        if request.in_flight:
-            request.aborted = True
-        else:
-            self._finish(request, Event(id, request.choice, finish_reason="abort"), self._now)
+        """End a request, with all its choices; what is in flight, when its step comes back.
+
+        Ignores unknown and finished ids, except that of a choice 0 whose other choices go on.
+        """
+        asked = self.requests.get(id)
+        leader = id if asked is None or asked.leader is None else asked.leader
+        for one in sorted(self._choices.get(leader, () if asked is None else (id,))):
+            request = self.requests[one]
+            if request.in_flight:
+                request.aborted = True
+            else:
+                self._finish(request, Event(one, request.choice, finish_reason="abort"), self._now)
         self._verify()
 
     def schedule(self, now: float) -> Step | None:
         """The next step, or None if nothing can be computed before a step in flight is committed."""
         self._now = now
+        self._expire(now)
+        if self._order.age(self.waiting, self.requests.values(), now):
+            self.waiting.sort(key=_rank)
         waited_for = self.budget is not None and any(r.decoding for r in self.running)
         plan = Plan(self.shape, self.budget if waited_for else None)
+        self._make_way(plan)
         for decodes, prefills in self._phases():
             if decodes:
                 self._plan_decodes(plan)
             if prefills:
-                self._plan_prefills(plan)
-                if not plan.preempted:
-                    self._admit(plan, now)
+                self._plan_prompts(plan, now)
             if plan.entries:
                 break
         step = self._emit(plan, now) if plan.entries else None
-        if self._check and step is None:
-            assert self._flying or not self.requests, "there is work and nothing in flight, but no step"
+        self.wake_at = self._sleep_until(now) if step is None else None
         self._verify()
         return step
+
+    def _sleep_until(self, now: float) -> float | None:
+        """When an idle engine has something to compute: a batch to begin, or a deadline."""
+        if self._flying or not self.requests:
+            return None
+        due = self.admission.due(self.waiting, now)
+        idle = due > now and not self.running
+        assert idle, "there is work and nothing in flight, but no step"
+        return min([due, *(at for at, _ in self._deadlines[:1])])
+
+    def _expire(self, now: float) -> None:
+        """End the requests whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, id = heappop(self._deadlines)
+            request = self.requests.get(id)
+            if request is None:
+                continue
+            if request.in_flight:
+                request.expired = True
+            else:
+                self._finish(request, _expired(request), now)
+
+    def _join(self, request: Request) -> None:
+        """Note the other choices and the deadline of a new request."""
+        leader = request.leader
+        if leader is not None and leader != request.id:
+            first = self.requests.get(leader)
+            prompt = request.known[: request.n_prompt]
+            if first is not None and (
+                first.known[: first.n_prompt] != prompt
+                or (first.adapter, first.salt, first.want) != (request.adapter, request.salt, request.want)
+            ):
+                raise ValueError(f"request {request.id} is no choice of request {leader}")
+        if leader is not None:
+            self._choices.setdefault(leader, set()).add(request.id)
+        if request.deadline_s is not None:
+            heappush(self._deadlines, (request.deadline_s, request.id))
 
     def commit(self, step: Step, output: StepOutput) -> list[Event]:
         """Take the outcome of ``step`` in. Raises ValueError if it does not belong to a step in flight."""
@@ -209,36 +268,62 @@ class Scheduler:
                 return most
         return total
 
-    def _plan_prefills(self, plan: Plan) -> None:
-        for request in self.running:
-            if request.in_flight or request.decoding:
-                continue
-            rows = plan.rows(request)
-            if rows:
-                self._extend_promised(request, rows)
-                plan.add(request, rows)
+    def _plan_prompts(self, plan: Plan, now: float) -> None:
+        """Rows of prompts being computed and of new ones.
 
-    def _admit(self, plan: Plan, now: float) -> None:
-        while self.waiting and len(self.running) < self.shape.seqs:
-            if not self._admit_one(self.waiting[0], plan, now):
-                return
+        While others wait, none has more than half of the rows: the best rank has its half, the shortest ones
+        come next, and what nobody else needs goes round again. Where chunks are fixed the two take turns.
+        """
+        prompts = [r for r in self.running if not r.in_flight and not r.decoding]
+        waiting = self.waiting[:1] if plan.victims else self.waiting  # the one for whom others gave way
+        door = self.admission.open(waiting, self.running, self.requests, now)
+        if plan.preempted:
+            door.places = 0
+        first, running, half = len(plan.entries), len(self.running), None
+        if len(prompts) + len(waiting) > 1:
+            half = (plan.prompt_room(prompts[0].computed if prompts else 0) + 1) // 2
+        if prompts and (self.shape.fixed_chunk is None or self._best_next):
+            self._plan_prompt(plan, prompts.pop(0), half)
+        prompts.sort(key=lambda r: r.missing)
+        while True:
+            new = door.peek()
+            if new is not None and (not prompts or new[0].goal - new[1].tokens < prompts[0].missing):
+                self._begin(*new, door, plan, half, now)
+            elif prompts:
+                self._plan_prompt(plan, prompts.pop(0), half)
+            else:
+                break
+        self.admission.close(door, len(self.running) - running)
+        for index in range(first, len(plan.entries)):
+            if plan.grow(index):
+                self._extend_promised(*plan.entries[index][:2])
+        self._best_next ^= len(plan.entries) > first
 
-    def _admit_one(self, request: Request, plan: Plan, now: float) -> bool:
-        """Blocks and a slice for a waiting ``request``; False, and nothing done, if there is no room."""
-        hit = self.cache.lookup(request)
-        spare = self._spare if self.running else (0,) * len(self._spare)
+    def _plan_prompt(self, plan: Plan, request: Request, most: int | None) -> None:
+        rows = plan.rows(request, most)
+        if rows:
+            self._extend_promised(request, rows)
+            plan.add(request, rows)
+
+    def _begin(
+        self, request: Request, hit: Hit, door: Door, plan: Plan, most: int | None, now: float
+    ) -> None:
+        """Admit a waiting ``request``, with a slice in this step, if there are rows and blocks for it."""
         request.computed = hit.tokens
-        rows = plan.rows(request)
-        if (
-            not rows
-            or not self._context_left(request)
-            or not self.kv.reserve(request, request.reach, spare=spare, hit=hit)
-        ):
+        rows = plan.rows(request, most)
+        if not rows or not self._reserve(request, hit):
             request.computed = 0
-            return False
+            if rows:
+                door.refused()
+            else:
+                door.places = 0
+            return
+        door.admitted()
         self.waiting.remove(request)
         request.status = Status.RUNNING
+        request.passed = 0
         insort(self.running, request, key=_rank)
+        self._order.begun(request)
         if request.scheduled_s is None:
             request.scheduled_s, request.n_cached = now, hit.tokens
         if self.cache.reads(request):
@@ -246,7 +331,38 @@ class Scheduler:
         self.stats.cached_tokens += hit.tokens
         self._extend_promised(request, rows)
         plan.add(request, rows)
-        return True
+
+    def _reserve(self, request: Request, hit: Hit) -> bool:
+        if not self._context_left(request):
+            return False
+        spare = self._spare if self.running else (0,) * len(self._spare)
+        return self.kv.reserve(request, self._reach(request), spare=spare, hit=hit)
+
+    def _reach(self, request: Request) -> int:
+        """Positions to promise at admission."""
+        if not self._contiguous or request.want != "sample":
+            return request.reach
+        return max(request.reach, min(self.shape.max_len, self.kv.capacity() or self.shape.max_len))
+
+    def _make_way(self, plan: Plan) -> None:
+        """Preempt worse classes for the first waiting request, if it can begin then."""
+        if self._batching != "continuous" or not self.waiting or not self.running:
+            return
+        head = self.waiting[0]
+        leads = head.leader is None or head.leader == head.id or head.leader not in self.requests
+        if head.rank.priority >= self.running[-1].rank.priority or not leads:
+            return
+        victims = victims_for(
+            head,
+            self.running,
+            self.kv,
+            seats=self.shape.seqs,
+            spare=self._spare,
+            reach=self._reach(head),
+        )
+        for victim in victims:
+            self._preempt(victim)
+            plan.victims.add(victim.id)
 
     def _context_left(self, request: Request) -> bool:
         """Whether all running requests and this one could be in one step."""
@@ -261,25 +377,15 @@ class Scheduler:
     def _make_room(self, request: Request, plan: Plan) -> bool:
         """Blocks for one more row, at the cost of worse-ranked requests, at last of ``request`` itself."""
         while not self.kv.extend(request, request.computed + 1):
-            victim = self._victim(request)
+            victim = victim_for(request, self.running)
             if victim is None:
                 return False
             self._preempt(victim)
             plan.preempted = True
+            plan.victims.add(victim.id)
             if victim is request:
                 return False
         return True
-
-    def _victim(self, request: Request) -> Request | None:
-        """The worst-ranked request whose blocks nobody is writing; None: wait for a step in flight."""
-        waits = False
-        for victim in reversed(self.running):
-            if victim is request:
-                return None if waits else victim
-            if not victim.in_flight:
-                return victim
-            waits = True
-        raise AssertionError(f"request {request.id} needs blocks but does not run")
 
     def _preempt(self, request: Request) -> None:
         self._release(request)
@@ -287,6 +393,7 @@ class Scheduler:
         request.computed = 0
         request.drafts = ()
         request.preemptions += 1
+        request.waiting_since = self._now
         self.stats.preemptions += 1
         insort(self.waiting, request, key=_rank)
 
@@ -333,6 +440,8 @@ class Scheduler:
         event = Event(request.id, request.choice)
         if request.aborted:
             event.finish_reason = "abort"
+        elif request.expired:
+            event = _expired(request)
         elif out.error is not None:
             event.finish_reason, event.error = "error", out.error
         else:
@@ -375,6 +484,11 @@ class Scheduler:
         assert reason is not None
         request.status, request.finish_reason = Status.FINISHED, reason
         del self.requests[request.id]
+        if request.leader is not None:
+            choices = self._choices[request.leader]
+            choices.discard(request.id)
+            if not choices:
+                del self._choices[request.leader]
         self.stats.finished[reason] += 1
         event.summary = request.summary(now)
         self._events.append(event)
@@ -389,46 +503,6 @@ class Scheduler:
             at = bisect_left(queue, request.rank, key=_rank)
             if at < len(queue) and queue[at] is request:
                 del queue[at]
-
-    # Limits
-
-    def _limit(self, request: Request) -> int:
-        """Tokens that ``request`` can know at most; raises if not even its prompt can be computed."""
-        known, most = len(request.known), self.shape.max_len
-        if known == 0:
-            raise RequestError("the prompt is empty", param="prompt")
-        if known + (request.want == "sample") > most:
-            raise RequestError(
-                f"the prompt has {known} tokens; prompt and output together can have {most}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        if request.want in ("score", "logits") and not 0 <= request.head_from < request.goal:
-            raise RequestError(
-                f"nothing to {'score' if request.want == 'score' else 'compute'} from position "
-                f"{request.head_from} of {known} tokens",
-                param="prompt",
-            )
-        room = self.kv.capacity()
-        if room is not None and request.goal > room:
-            size = self.shape.block_size
-            raise CapacityError(
-                f"the prompt needs {request.goal} tokens of KV cache ({self.kv.blocks(request.goal)} blocks "
-                f"of {size}); the whole cache holds {room} ({room // size} blocks): shorten the prompt or "
-                "give the cache more memory"
-            )
-        if self.shape.context is not None:
-            if request.goal > self.shape.context:
-                raise CapacityError(
-                    f"the prompt needs {request.goal} positions; this backend computes at most "
-                    f"{self.shape.context} in one step: shorten the prompt"
-                )
-            room = self.shape.context if room is None else min(room, self.shape.context)
-        if request.want != "sample":
-            return known
-        if request.params.max_tokens is not None:
-            most = min(most, known + request.params.max_tokens)
-        return most if room is None else min(most, room + 1)
 
     def _verify(self) -> None:
         if self._check:

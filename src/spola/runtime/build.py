@@ -24,7 +24,7 @@ from spola.engine.speculate import Speculator
 from spola.engine.suffix import SuffixProposer
 from spola.load.model import Model, open_model
 from spola.load.resolve import ModelPath, resolve_model
-from spola.runtime.config import EngineConfig, Options, parse_kv_dtype
+from spola.runtime.config import DEFAULT_WINDOW_S, EngineConfig, Options, parse_kv_dtype
 from spola.runtime.fit import fit
 from spola.runtime.loop import EngineLoop
 from spola.runtime.machine import Machine, probe
@@ -110,6 +110,9 @@ def load_engine(
                 max_seqs=config.max_seqs,
                 max_model_len=config.max_model_len,
                 prefix_cache=config.prefix_cache,
+                batching=config.batching,
+                batch_window_s=config.batch_window_s,
+                reservation=config.reservation,
             ),
             runner.capabilities,
             config.kv_groups,
@@ -152,6 +155,9 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
             )
     if options.speculate != "off" and not caps.speculation:
         raise ConfigError(f"speculate: backend {options.backend} cannot verify drafts; use off")
+    window = options.batch_window_s
+    if window is None:
+        window = DEFAULT_WINDOW_S if options.batching == "dynamic" else 0.0
     kv_dtypes = parse_kv_dtype(options.kv_dtype)
     for dtype in kv_dtypes:
         if dtype not in caps.kv_dtypes:
@@ -200,6 +206,9 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
         max_seqs=max_seqs,
         max_step_tokens=step_tokens,
         prefix_cache=options.prefix_cache,
+        batching=options.batching,
+        batch_window_s=window,
+        reservation=options.reservation,
         fingerprint=model.fingerprint,
         itl_target_s=options.itl_target_s,
         speculate=options.speculate,

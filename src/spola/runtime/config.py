@@ -10,14 +10,17 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
 from spola.core.errors import ConfigError
 from spola.core.runner import KvGroup
+from spola.engine.limits import Batching, Reservation
 
 __all__ = ["EngineConfig", "Options", "parse_bytes", "parse_kv_dtype"]
 
+DEFAULT_WINDOW_S = 0.2
 DEFAULT_STEP_TOKENS = 512
 MAX_THREADS = 1024
 SPECULATE = ("off", "ngram", "suffix")
@@ -34,7 +37,8 @@ class Options:
     the prompt tokens of a step, so that running requests get their next token in that time; None computes as
     fast as it can. ``chat_template`` is the text of a template that replaces the model's own. ``trace`` is a
     file for the timeline of steps and requests. ``speculate`` says where drafts of the next tokens come from:
-    a value of ``SPECULATE``. Raises ConfigError naming the field.
+    a value of ``SPECULATE``. ``batching``, ``batch_window_s`` (for dynamic batching; None is 0.2) and
+    ``reservation`` are those of ``engine.limits.Limits``. Raises ConfigError naming the field.
     """
 
     backend: str = "native"
@@ -50,6 +54,9 @@ class Options:
     chat_template: str | None = None
     speculate: str = "off"
     prefix_cache: bool = True
+    batching: Batching = "continuous"
+    batch_window_s: float | None = None
+    reservation: Reservation = "paged"
 
     def __post_init__(self) -> None:
         limits = {"threads": MAX_THREADS, "kv_memory": 1 << 50, "max_model_len": 1 << 31}
@@ -64,6 +71,13 @@ class Options:
                 raise ConfigError(f"{name} must be between 1 and {most}, not {value}")
         if self.itl_target_s is not None and not 0 < self.itl_target_s < math.inf:
             raise ConfigError(f"itl_target must be above 0 ms, not {self.itl_target_s * 1000:g}")
+        for name, kinds in (("batching", Batching), ("reservation", Reservation)):
+            if getattr(self, name) not in get_args(kinds):
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is none of {', '.join(get_args(kinds))}")
+        if self.batch_window_s is not None and self.batching != "dynamic":
+            raise ConfigError("batch_window is for dynamic batching only")
+        if self.batch_window_s is not None and not 0 <= self.batch_window_s < math.inf:
+            raise ConfigError(f"batch_window must be at least 0 ms, not {self.batch_window_s * 1000:g}")
         if self.speculate not in SPECULATE:
             raise ConfigError(f"speculate: {self.speculate!r} is none of {', '.join(SPECULATE)}")
         if self.max_step_tokens < self.max_seqs:
@@ -97,6 +111,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_seqs: int
     max_step_tokens: int
     prefix_cache: bool
+    batching: Batching = "continuous"
+    batch_window_s: float = 0.0
+    reservation: Reservation = "paged"
     fingerprint: str
     itl_target_s: float | None = None
     speculate: str = "off"

@@ -152,13 +152,15 @@ class EngineLoop:
 
     def _commands(self) -> bool:
         """Take what the inbox holds, waiting while there is nothing to do. False: stop."""
-        wait = not self._engine.has_work
+        wait, timeout = not self._engine.has_work, None
+        if not wait and self._engine.wake_at is not None:
+            wait, timeout = True, max(0.0, self._engine.wake_at - self.clock())
         while True:
             try:
-                command = self._inbox.get(block=wait)
+                command = self._inbox.get(block=wait, timeout=timeout)
             except queue.Empty:
                 return True
-            wait = False
+            wait, timeout = False, None
             match command:
                 case _Stop():
                     return False

@@ -135,9 +135,13 @@ class Service:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        key: str = "",
+        timeout_s: float | None = None,
     ) -> Job:
         """Queue ``ids`` with all its choices; their mail goes to ``mailbox``. Lower ``priority`` goes first.
 
+        ``key`` is whose request it is: within a class keys get equal shares. What is not finished after
+        ``timeout_s`` ends with an error.
         Requests whose ``cache_salt`` differ share nothing in the prefix cache, so that how soon an answer
         begins says nothing about what others have asked. Raises as ``check``.
         """
@@ -161,6 +165,9 @@ class Service:
                 priority=priority,
                 arrival_s=now,
                 salt=cache_salt,
+                key=key,
+                leader=job.ids[0] if params.n > 1 else None,
+                deadline_s=None if timeout_s is None else now + timeout_s,
             )
             for choice in job.choices
         ]
