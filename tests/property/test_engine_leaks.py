@@ -1,4 +1,4 @@
-"""Ten thousand requests with aborts, refusals and failures: nothing stays behind, one final event each."""
+"""Ten thousand requests with aborts, deadlines and failures: nothing stays behind, one final event each."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Load:
         self.accepted: set[int] = set()
         self.live: set[int] = set()
         self.finals: Counter[str] = Counter()
-        self.refused = 0
+        self.refused = self.late = 0
         self.next = 0
 
     def add(self) -> None:
@@ -65,22 +65,26 @@ class Load:
         rng = self.rng
         shared = [5, 6, 7, 8, 9, 10, 11, 12] if rng.random() < 0.3 else []
         prompt = shared + [rng.randrange(VOCAB) for _ in range(rng.choice((1, 3, 9, 30, 130)))]
-        new = request(
-            self.next,
-            prompt,
-            rng.choice((1, 2, 5, 20)),
-            priority=rng.randint(-1, 1),
-            eos_ids=(3,),
-            want=rng.choice(("sample", "sample", "sample", "score", "embed_mean")),
-            arrival_s=self.rig.now,
-        )
-        try:
-            self.rig.engine.add(new)
-        except (RequestError, CapacityError):
-            self.refused += 1
-        else:
-            self.accepted.add(new.id)
-            self.live.add(new.id)
+        fields = {
+            "priority": rng.randint(-1, 1),
+            "eos_ids": (3,),
+            "want": rng.choice(("sample", "sample", "sample", "score", "embed_mean")),
+            "arrival_s": self.rig.now,
+            "key": rng.choice("abc"),
+            "deadline_s": self.rig.now + rng.uniform(0, 1) if rng.random() < 0.2 else None,
+        }
+        choices = 3 if fields["want"] == "sample" and rng.random() < 0.1 else 1
+        leader, tokens = self.next if choices > 1 else None, rng.choice((1, 2, 5, 20))
+        for choice in range(choices):
+            self.next += choice > 0
+            new = request(self.next, prompt, tokens, choice=choice, leader=leader, **fields)
+            try:
+                self.rig.engine.add(new)
+            except (RequestError, CapacityError):
+                self.refused += 1
+            else:
+                self.accepted.add(new.id)
+                self.live.add(new.id)
 
     def step(self) -> None:
         if self.live and self.rng.random() < 0.1:
@@ -92,6 +96,7 @@ class Load:
             if event.final:
                 self.live.remove(event.id)
                 self.finals[event.finish_reason] += 1
+                self.late += "deadline" in (event.error or "")
         self.rig.now += 0.01
 
     def run(self, requests: int) -> None:
@@ -134,6 +139,7 @@ def test_many_requests_leave_nothing_behind(groups, requests: int, tmp_path: Pat
     assert not load.live
     assert all(load.finals[reason] > 50 for reason in ("stop", "length", "abort", "error")), load.finals
     assert load.refused > 50
+    assert load.late > 50
     assert runner.raised > 3
     assert runner.failed > 50
     assert rig.scheduler.stats.preemptions > 20
@@ -141,6 +147,7 @@ def test_many_requests_leave_nothing_behind(groups, requests: int, tmp_path: Pat
     assert not metrics._last_token
     scheduler = rig.scheduler
     assert not [*scheduler.requests, *scheduler.waiting, *scheduler.running]
+    assert not scheduler._choices
     for pool in scheduler.kv.pools:
         pool.check()
         assert (pool.free, pool.promised) == (pool.n_blocks, 0)

@@ -1,0 +1,95 @@
+"""The little SVG that the experiments draw with: bars, lines and a chart of seats, in one page of panels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.sax.saxutils import escape
+
+__all__ = ["Page", "colour"]
+
+COLOURS = ("#4878a8", "#e08214", "#5aae61", "#b2568c", "#777777")
+PREFILL, DECODE = "#e08214", "#4878a8"
+FONT = 'font-family="sans-serif" font-size="11"'
+
+
+def colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+class Page:
+    """Panels of ``width`` x ``height`` points, ``columns`` side by side."""
+
+    def __init__(self, title: str, *, width: int = 420, height: int = 250, columns: int = 2) -> None:
+        self.title = title
+        self.width, self.height, self.columns = width, height, columns
+        self._panels: list[str] = []
+
+    def bars(self, title: str, names: Sequence[str], values: Sequence[float], unit: str) -> None:
+        """One bar per name, its value above it."""
+        top = max(values, default=0.0) or 1.0
+        left, bottom, tall = 50, self.height - 40, self.height - 90
+        wide = (self.width - left - 20) / max(len(names), 1)
+        parts = [_text(10, 20, title, bold=True), _text(10, 36, unit)]
+        for i, (name, value) in enumerate(zip(names, values, strict=True)):
+            x, high = left + i * wide, tall * value / top
+            parts.append(_rect(x, bottom - high, wide * 0.7, high, colour(i)))
+            parts.append(_text(x + wide * 0.35, bottom - high - 5, f"{value:.3g}", anchor="middle"))
+            parts.append(_text(x + wide * 0.35, bottom + 15, name, anchor="middle"))
+        self._add(parts)
+
+    def curve(self, title: str, points: Sequence[tuple[float, float, str]], x_name: str, y_name: str) -> None:
+        """Labelled points joined by a line, both axes from 0."""
+        right, top = (max((p[i] for p in points), default=0.0) or 1.0 for i in (0, 1))
+        left, bottom, wide, tall = 60, self.height - 40, self.width - 100, self.height - 90
+        at = [(left + wide * x / right, bottom - tall * y / top, name) for x, y, name in points]
+        parts = [_text(10, 20, title, bold=True), _text(10, 36, f"{y_name} (up) over {x_name}")]
+        parts.append(f'<path d="M{left} {bottom - tall}V{bottom}H{left + wide}" fill="none" stroke="#999"/>')
+        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in at)
+        parts.append(f'<polyline points="{joined}" fill="none" stroke="{colour(0)}" stroke-width="2"/>')
+        for x, y, name in at:
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour(0)}"/>')
+            parts.append(_text(x + 5, y + 12, name))
+        parts.append(_text(left + wide, bottom + 15, f"{right:.3g}", anchor="end"))
+        parts.append(_text(left - 5, bottom - tall + 4, f"{top:.3g}", anchor="end"))
+        self._add(parts)
+
+    def seats(self, title: str, pieces: Sequence[tuple[int, float, float, str]], end: float) -> None:
+        """Rows of seats over time: (seat from 1, start, length, prefill or decode)."""
+        rows = max((seat for seat, *_ in pieces), default=1)
+        left, wide, tall = 10, self.width - 30, self.height - 80
+        parts = [_text(10, 20, title, bold=True), _text(10, 36, f"one row a seat, 0 to {end:.3g} s")]
+        high = tall / rows
+        for seat, start, length, kind in pieces:
+            fill = PREFILL if kind == "prefill" else DECODE
+            x, y = left + wide * start / end, 46 + (seat - 1) * high
+            parts.append(_rect(x, y, max(wide * length / end, 0.2), high * 0.8, fill))
+        low = self.height - 18
+        for i, (name, fill) in enumerate((("prefill", PREFILL), ("decode", DECODE))):
+            parts += [_rect(left + 80 * i, low - 9, 10, 10, fill), _text(left + 14 + 80 * i, low, name)]
+        self._add(parts)
+
+    def render(self) -> str:
+        rows = -(-len(self._panels) // self.columns)
+        wide, high = self.columns * self.width, rows * self.height + 40
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" '
+            f'viewBox="0 0 {wide} {high}" {FONT}>',
+            _rect(0, 0, wide, high, "#ffffff"),
+            _text(10, 24, self.title, bold=True),
+        ]
+        for i, panel in enumerate(self._panels):
+            x, y = i % self.columns * self.width, i // self.columns * self.height + 40
+            parts.append(f'<g transform="translate({x} {y})">{panel}</g>')
+        return "\n".join([*parts, "</svg>", ""])
+
+    def _add(self, parts: Sequence[str]) -> None:
+        self._panels.append("".join(parts))
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False) -> str:
+    weight = ' font-weight="bold"' if bold else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{weight}>{escape(text)}</text>'
+
+
+def _rect(x: float, y: float, wide: float, high: float, fill: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" fill="{fill}"/>'
