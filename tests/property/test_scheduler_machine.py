@@ -460,6 +460,10 @@ def never() -> list[str]:
     return [what for what in EVERYTHING if SEEN[what] < 3]
 
 
+# 1064: blocks found for a new request were taken by a running one before it began.
+ONCE_WRONG = (1064,)
+
+
 def drive(seed: int) -> None:
     """One long history under pressure: small pools, many requests, steps in flight, faults."""
     draw = Random(seed)
@@ -501,7 +505,7 @@ def drive(seed: int) -> None:
 
 def test_every_promise_holds_under_pressure():
     SEEN.clear()
-    for seed in range(5_000 if SOAK else 27):
+    for seed in (*range(5_000 if SOAK else 27), *ONCE_WRONG):
         try:
             drive(seed)
         except Exception as error:

@@ -52,6 +52,10 @@ class Door:
             self._queue.popleft()
         return None
 
+    def look_again(self) -> None:
+        """Blocks were taken since the last ``peek``, perhaps those it has found."""
+        self._next = None
+
     def admitted(self) -> None:
         """The request of the last ``peek`` has begun."""
         self._queue.popleft()

@@ -80,6 +80,7 @@ class PrefixCache:
         size = self._size
         n = min(request.computed, len(request.known)) // size
         if not self.enabled or not request.tables:
+            request.next_full = 1 << 62
             return
         chain = self._chain(request)
         for i in range(chain.published, n):
@@ -89,6 +90,7 @@ class PrefixCache:
                 if i >= table.first:
                     index.publish(table.ids[i], key, parent, tokens)
         chain.published = max(chain.published, n)
+        request.next_full = (chain.published + 1) * size
 
     def clear(self) -> None:
         """Forget every text; blocks in use stay with their owners."""

@@ -83,6 +83,7 @@ class Request:
         "longest_gap_s",
         "n_cached",
         "n_prompt",
+        "next_full",
         "params",
         "passed",
         "peak_computed",
@@ -160,6 +161,7 @@ class Request:
         self.drafts: Sequence[int] = ()  # guesses of the next tokens, tried in the next step
         self.peak_computed = 0
         self.chain: KeyChain | None = None  # keys of the prefix cache, once it was asked
+        self.next_full = 0  # computed positions at which there is a block for the prefix cache
         self.n_cached = 0  # prompt tokens found in the cache when first admitted
         self.preemptions = 0
         self.drafted = 0  # drafts verified so far

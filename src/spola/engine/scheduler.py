@@ -291,6 +291,7 @@ class Scheduler:
                 self._begin(*new, door, plan, half, now)
             elif prompts:
                 self._plan_prompt(plan, prompts.pop(0), half)
+                door.look_again()
             else:
                 break
         self.admission.close(door, len(self.running) - running)
@@ -446,7 +447,7 @@ class Scheduler:
             event.finish_reason, event.error = "error", out.error
         else:
             outcome = apply(request, piece, out)
-            if outcome.reason != "error":
+            if outcome.reason != "error" and request.computed >= request.next_full:
                 self.cache.publish(request)
             event.finish_reason, event.error, event.stop_id = outcome.reason, outcome.error, outcome.stop_id
             if outcome.reason != "error":
