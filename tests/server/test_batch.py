@@ -33,7 +33,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def test_answers_come_in_openais_shape_in_the_order_of_the_input(model: Path, tmp_path: Path) -> None:
     lines = [
-        chat("a", temperature=0.8),
+        chat("a", temperature=0.8, seed=7),
         completion("b", priority=3) | {"priority": -2},
         completion("c", "some words", max_tokens=3),
     ]
