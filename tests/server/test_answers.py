@@ -10,9 +10,9 @@ import urllib.parse
 
 import openai
 import pytest
-from conftest import TEXT, Running
 
 from spola.text.chat import ChatTemplate
+from support.running import TEXT, Running
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 

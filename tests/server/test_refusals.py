@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Running
+
+from support.running import Running
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
