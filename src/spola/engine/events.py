@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from spola.core.step import TokenLogprob
 
 __all__ = ["Event", "FinishReason", "Summary"]
@@ -54,8 +56,7 @@ class Summary:
         return self.finished_s - self.arrival_s
 
 
-@dataclass(slots=True)
-class Event:
+class Event(msgspec.Struct):
     """News of one request. Exactly one event of a request has a ``finish_reason``, and it is the last.
 
     ``ids`` are the new tokens, an end-of-sequence or stop token included (``stop_id`` names it, so that it

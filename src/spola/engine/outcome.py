@@ -6,7 +6,7 @@ behind the ids is a Guard's business; queues and blocks are the scheduler's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from spola.core.step import Slice, SliceOutput
 from spola.engine.events import FinishReason
@@ -15,8 +15,7 @@ from spola.engine.request import Request
 __all__ = ["Outcome", "apply"]
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """``kept`` new tokens count; ``reason`` ends the request."""
 
     kept: int = 0
@@ -46,12 +45,16 @@ def _fault(request: Request, piece: Slice, out: SliceOutput) -> str | None:
     """What is wrong with the shape of ``out``, or None."""
     if not 0 <= out.accepted <= piece.n_drafts:
         return f"{out.accepted} accepted drafts of {piece.n_drafts}"
-    wanted = out.accepted + 1 if request.want == "sample" and piece.n_samples else 0
+    sampled = request.want == "sample"
+    wanted = out.accepted + 1 if sampled and piece.n_samples else 0
     if len(out.ids) != wanted:
         return f"{len(out.ids)} tokens where {wanted} were due"
-    asked = len(piece.targets) // 4 if request.want == "sample" else 0
-    if len(out.prompt_logprobs or ()) != asked:
-        return f"{len(out.prompt_logprobs or ())} prompt log-probabilities where {asked} were due"
+    if piece.targets or out.prompt_logprobs:
+        asked = len(piece.targets) // 4 if sampled else 0
+        if len(out.prompt_logprobs or ()) != asked:
+            return f"{len(out.prompt_logprobs or ())} prompt log-probabilities where {asked} were due"
+    if sampled:
+        return None
     if request.want == "score" and len(out.scores or ()) != piece.n_head:
         return f"{len(out.scores or ())} scores where {piece.n_head} were due"
     if request.want == "logits" and piece.n_head and not out.logits:

@@ -62,14 +62,15 @@ class Plan:
         backend, whatever it is of the request.
         """
         shape = self._shape
-        n = min(request.missing, self._rows, shape.chunk)
+        missing = request.missing
+        n = min(missing, self._rows, shape.chunk)
         if most is not None and shape.fixed_chunk is None:
             n = min(n, most)
         if self._context is not None:
             n = min(n, self._context - request.computed)
-        if self._budget is not None and not request.decoding:
+        if self._budget is not None and missing > 1:
             n = min(n, self._budget.rows(self._work, self._prompt_rows, request.computed))
-        if shape.fixed_chunk is not None and n < min(request.missing, shape.fixed_chunk):
+        if shape.fixed_chunk is not None and n < min(missing, shape.fixed_chunk):
             return 0
         if n > 1 and (self._prefills >= shape.prefills or (self._singles and not shape.mixed)):
             return 0
@@ -133,7 +134,7 @@ class Plan:
     def slices(self) -> tuple[Slice, ...]:
         """The slices in rank order."""
         self.entries.sort(key=lambda entry: entry[0].rank)
-        return tuple(_slice(*entry) for entry in self.entries)
+        return tuple([_slice(*entry) for entry in self.entries])
 
 
 def _slice(request: Request, rows: int, drafts: int) -> Slice:
@@ -144,7 +145,8 @@ def _slice(request: Request, rows: int, drafts: int) -> Slice:
     if request.want == "sample":
         if end == len(request.known):
             n_head = 1 + drafts
-            ids += array("i", request.drafts[:drafts])
+            if drafts:
+                ids += array("i", request.drafts[:drafts])
         if request.params.prompt_logprobs is not None:
             # Rows up to the last but one of the prompt; never again after they were given.
             n_targets = max(0, min(end, request.n_prompt - 1) - max(start, request.head_from))
@@ -159,7 +161,7 @@ def _slice(request: Request, rows: int, drafts: int) -> Slice:
         id=request.id,
         start=start,
         ids=ids.tobytes(),
-        tables=tuple(table.ids.tobytes() for table in request.tables),
+        tables=tuple([table.ids.tobytes() for table in request.tables]),
         n_head=n_head,
         n_drafts=drafts,
         targets=targets,

@@ -175,16 +175,18 @@ class Request:
     @property
     def goal(self) -> int:
         """Positions to compute as things stand: the last id of a scored text needs no row."""
-        return len(self.known) - 1 if self.want == "score" else len(self.known)
+        return len(self.known) - (self.want == "score")
+
+    # Asked for several times per request and step: written out.
 
     @property
     def missing(self) -> int:
-        return self.goal - self.computed
+        return len(self.known) - (self.want == "score") - self.computed
 
     @property
     def decoding(self) -> bool:
         """One row away from all that is known."""
-        return self.computed == self.goal - 1
+        return len(self.known) - (self.want == "score") - self.computed == 1
 
     @property
     def lists_prompt(self) -> bool:

@@ -401,15 +401,19 @@ class Scheduler:
     def _emit(self, plan: Plan, now: float) -> Step:
         slices = plan.slices()
         new = []
+        decoded = 0
         for request, rows, _ in plan.entries:
             if not request.sent:
                 new.append(request.state())
                 request.sent = True
             if request.decoding:
-                self.stats.decode_tokens += rows
+                decoded += rows
             else:
                 self.stats.prefill_tokens += rows
-            self.stats.recomputed_tokens += max(0, min(rows, request.peak_computed - request.computed))
+            again = request.peak_computed - request.computed
+            if again > 0:
+                self.stats.recomputed_tokens += min(rows, again)
+        self.stats.decode_tokens += decoded
         gone, self._gone = tuple(self._gone), []
         copies, self.kv.copies = tuple(self.kv.copies), []
         step = Step(index=self._index, slices=slices, new=tuple(new), gone=gone, copies=copies)
