@@ -10,6 +10,7 @@
 #include "base/bandwidth.h"
 #include "bind_step.h"
 #include "decoder/decoder.h"
+#include "decoder/measure.h"
 #include "kernels/pack.h"
 
 namespace nb = nanobind;
@@ -198,11 +199,35 @@ nb::list instruction_sets(bool usable) {
   return out;
 }
 
-std::string chosen(const std::string& isa) {
+const Kernels& kernels_of(const std::string& isa) {
   const Kernels* kernels = select_kernels(isa.c_str());
   if (!kernels)
     throw nb::value_error(("instruction set '" + isa + "' is not available on this processor").c_str());
-  return kernels->isa;
+  return *kernels;
+}
+
+std::string chosen(const std::string& isa) { return kernels_of(isa).isa; }
+
+constexpr const char* kFormats[] = {"f32", "a8", "a16"};  // by ActFormat
+
+std::vector<double> peak(const std::string& isa, const std::string& format, int threads, int passes) {
+  const Kernels& kernels = kernels_of(isa);
+  for (int f = 0; f < 3; ++f) {
+    if (format != kFormats[f]) continue;
+    nb::gil_scoped_release release;
+    return measure_peak(kernels, static_cast<ActFormat>(f), threads, passes);
+  }
+  throw nb::value_error("the format is none of f32, a8, a16");
+}
+
+nb::tuple linear_time(const std::string& isa, int type, bool precise, int rows, int cols, int m, int passes) {
+  const Kernels& kernels = kernels_of(isa);
+  LinearTime time;
+  {
+    nb::gil_scoped_release release;
+    time = measure_linear(kernels, static_cast<GgmlType>(type), precise, rows, cols, m, passes);
+  }
+  return nb::make_tuple(kFormats[static_cast<int>(time.format)], time.bytes, time.seconds);
 }
 
 size_t packed(int type, int64_t rows, int64_t cols, bool precise) {
@@ -238,6 +263,10 @@ NB_MODULE(_native, m) {
         "Bytes per second of each pass over a buffer.");
   m.def("packed_bytes", &packed, "type"_a, "rows"_a, "cols"_a, "precise"_a,
         "Bytes that a matrix of GGUF type `type` takes once it is packed.");
+  m.def("measure_peak", &peak, "isa"_a, "format"_a, "threads"_a, "passes"_a,
+        "Multiply-adds per second of all threads, pass by pass, on registers alone.");
+  m.def("measure_linear", &linear_time, "isa"_a, "type"_a, "precise"_a, "rows"_a, "cols"_a, "m"_a, "passes"_a,
+        "(activation format, bytes of weights, seconds of each pass) of one thread.");
   nb::class_<Decoder>(m, "Decoder")
       .def("__init__", &make_decoder, nb::kw_only(), "vocab"_a, "hidden"_a, "max_step_tokens"_a, "max_seqs"_a,
            "max_model_len"_a, "threads"_a, "precise"_a, "huge_pages"_a, "weight_limit"_a, "isa"_a)

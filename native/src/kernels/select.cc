@@ -50,7 +50,8 @@ namespace {
   table.attention_merge = attention_merge_##isa_name;     \
   table.rope = rope_##isa_name;                           \
   table.max_many = isa_name::max_many;                    \
-  table.sum_exp16 = isa_name::sum_exp16
+  table.sum_exp16 = isa_name::sum_exp16;                  \
+  table.peak = isa_name::peak
 
 Kernels make_scalar() {
   Kernels table{};
@@ -81,6 +82,7 @@ Kernels make_avx512vnni() {
   table.exp_many = avx512vnni::exp_many;
   table.max_many = avx512vnni::max_many;
   table.sum_exp16 = avx512vnni::sum_exp16;
+  table.peak = avx512vnni::peak;
   table.attention_segment = attention_segment_avx512vnni;
   table.attention_merge = attention_merge_avx512vnni;
   return table;

@@ -99,6 +99,10 @@ struct Kernels {
   // vocabulary
   float (*max_many)(const float* x, int n);                // NaN in, NaN out
   float (*sum_exp16)(const float* x, int n, float shift);  // sum16 of exp(x - shift)
+
+  // Runs the instructions that kernels for `format` are made of on registers alone, `rounds` times; returns the
+  // multiply-adds done. What linear kernels are measured against.
+  double (*peak)(ActFormat format, long rounds);
 };
 
 const Kernels* scalar_kernels();

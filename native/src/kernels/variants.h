@@ -35,7 +35,8 @@
   void f32_to_f16(const float* x, int n, uint16_t* y);                                         \
   void exp_many(const float* x, int n, float* y);                                              \
   float max_many(const float* x, int n);                                                       \
-  float sum_exp16(const float* x, int n, float shift);
+  float sum_exp16(const float* x, int n, float shift);                                         \
+  double peak(ActFormat format, long rounds);
 
 namespace spola::scalar {
 SPOLA_DECLARE_TILES
@@ -56,5 +57,6 @@ void gelu_tanh_mul(const float* gate, const float* up, int n, float* y);
 void exp_many(const float* x, int n, float* y);
 float max_many(const float* x, int n);
 float sum_exp16(const float* x, int n, float shift);
+double peak(ActFormat format, long rounds);
 }  // namespace spola::avx512vnni
 #endif

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tokenize": ("spola.cli.tokenize", "Show the token ids of a text."),
     "inspect": ("spola.cli.inspect", "Show what is inside a model file."),
     "eval": ("spola.cli.eval", "Measure perplexity, and agreement with another model."),
+    "bench": ("spola.cli.bench", "Measure the speed of a model, or of the kernels."),
     "pull": ("spola.cli.pull", "Fetch the small built-in model."),
     "doctor": ("spola.cli.doctor", "Check this machine and say what to fix."),
     "flags": ("spola.cli.flags", "List the SPOLA_* environment variables."),

@@ -1,6 +1,19 @@
 """The native backend: C++ kernels chosen for this processor, one call per step, invariant output."""
 
-from spola.backends.native.probe import InstructionSets, instruction_sets, measure_read_bandwidth
+from spola.backends.native.probe import (
+    InstructionSets,
+    instruction_sets,
+    measure_linear,
+    measure_peak,
+    measure_read_bandwidth,
+)
 from spola.backends.native.runner import NativeRunner
 
-__all__ = ["InstructionSets", "NativeRunner", "instruction_sets", "measure_read_bandwidth"]
+__all__ = [
+    "InstructionSets",
+    "NativeRunner",
+    "instruction_sets",
+    "measure_linear",
+    "measure_peak",
+    "measure_read_bandwidth",
+]

@@ -1,4 +1,4 @@
-"""What the native backend finds on this machine: instruction sets and memory bandwidth."""
+"""What the native backend finds on this machine: instruction sets, memory bandwidth, peak rates."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from dataclasses import dataclass
 
 from spola import _native
 from spola.core import flags
+from spola.core.dtype import BY_NAME
 from spola.core.errors import CapacityError, ConfigError
 
-__all__ = ["InstructionSets", "instruction_sets", "measure_read_bandwidth", "requested_isa"]
+__all__ = [
+    "InstructionSets",
+    "instruction_sets",
+    "measure_linear",
+    "measure_peak",
+    "measure_read_bandwidth",
+    "requested_isa",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +58,24 @@ def measure_read_bandwidth(size: int, threads: int, passes: int = 5) -> float:
     except MemoryError:
         raise CapacityError(f"no memory for a buffer of {size} bytes to measure bandwidth with") from None
     return statistics.median(rates)
+
+
+def measure_peak(kind: str, threads: int) -> float:
+    """Multiply-adds per second of ``threads`` threads on registers alone; ``kind`` f32, a8 or a16."""
+    return _native.measure_peak(requested_isa(), kind, threads, 1)[0]
+
+
+def measure_linear(
+    dtype: str, rows: int, columns: int, m: int, passes: int, *, precise: bool = False
+) -> tuple[str, int, list[float]]:
+    """One thread's passes over a ``rows`` x ``columns`` matrix of ``dtype`` times ``m`` activation rows.
+
+    Returns the activation format, the bytes of the packed weights and the seconds of each pass. Raises
+    ConfigError on sizes that the type cannot have.
+    """
+    try:
+        return _native.measure_linear(
+            requested_isa(), BY_NAME[dtype].gguf_id, precise, rows, columns, m, passes
+        )
+    except ValueError as error:
+        raise ConfigError(f"{dtype}, {rows} x {columns}, {m} rows: {error}") from None

@@ -1,0 +1,26 @@
+// Peak rates without SIMD: independent multiply-adds on values in registers. See Kernels::peak.
+#include <cmath>
+
+#include "kernels/variants.h"
+
+namespace spola::scalar {
+
+double peak(ActFormat format, long rounds) {
+  constexpr int kChains = 8;
+  float f[kChains] = {};
+  int32_t i[kChains] = {};
+  for (long n = 0; n < rounds; ++n) {
+    for (int c = 0; c < kChains; ++c) {
+      if (format == ActFormat::kF32) {
+        f[c] = std::fmaf(f[c], 0.5f, 1.0f);
+        __asm__("" : "+m"(f[c]));
+      } else {
+        i[c] += 3 * (i[c] & 1);
+        __asm__("" : "+r"(i[c]));
+      }
+    }
+  }
+  return static_cast<double>(rounds) * kChains;
+}
+
+}  // namespace spola::scalar

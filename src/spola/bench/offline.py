@@ -1,0 +1,206 @@
+"""Speed of one loaded model without a server: prefill, and decode at several batch sizes.
+
+Requests of random token ids go through the engine, so what Python costs between two steps counts. Speeds are
+printed beside the roofline: the time that this machine's memory and arithmetic would need at least.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spola.bench.limits import Limits
+from spola.core.dtype import BY_NAME
+from spola.core.errors import CapacityError
+from spola.core.params import SamplingParams
+from spola.engine.engine import Engine
+from spola.engine.request import Request, Status
+from spola.runtime.build import Loaded
+from spola.spec.cost import (
+    decode_bytes,
+    decode_flops,
+    matmul_parameters,
+    prefill_flops,
+    streamed_weight_bytes,
+)
+from spola.spec.decoder import MoeMlp
+from spola.spec.manifest import manifest
+
+__all__ = ["Offline", "Plan"]
+
+_FIRST_ID = 1 << 40  # of requests here: above any that a service gives
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure. ``depth`` tokens are in the cache before a decode; 0 starts from an empty context."""
+
+    prompt: int = 512
+    tokens: int = 128
+    batches: Sequence[int] = (1, 8, 16)
+    depth: int = 0
+    repeat: int = 5
+    kv_cache: bool = True
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request: while the last prompts are computed, the first requests go on."""
+        ahead = max(self.batches) * self.depth // 128 + 2
+        return max(self.prompt, max(self.depth, 1) + self.tokens + ahead) + 1
+
+
+class Offline:
+    """Measures ``loaded``, whose requests are its alone. Same ``seed``, same token ids."""
+
+    def __init__(self, loaded: Loaded, limits: Limits, seed: int = 0) -> None:
+        self.loaded = loaded
+        self.limits = limits
+        self._random = random.Random(seed)
+        self._next = _FIRST_ID
+
+    def run(self, plan: Plan) -> dict[str, Any]:
+        """All measurements of ``plan``, as the JSON document of ``spola bench offline``."""
+        config, engine = self.loaded.config, self.loaded.engine
+        self._prefill(min(plan.prompt, 64))  # warms up caches, clocks and the worker threads
+        prefill = [self._prefill(plan.prompt) for _ in range(plan.repeat)]
+        weights = streamed_weight_bytes(self.loaded.spec, self.loaded.dtypes)
+        return {
+            "model": config.model,
+            "threads": config.threads,
+            "isa": getattr(engine.runner, "isa", self.limits.isa),
+            "machine": self.limits.as_json(),
+            "prefill": {
+                "tokens": plan.prompt,
+                **_summary([plan.prompt / s for s in prefill]),
+                "roofline": self._least(plan.prompt) / statistics.median(prefill),
+            },
+            "decode": [self._decode_row(plan, batch) for batch in plan.batches],
+            "weights_bytes": weights,
+            "kv_bytes_per_token": config.kv_bytes_per_token,
+        }
+
+    def _decode_row(self, plan: Plan, batch: int) -> dict[str, Any]:
+        one = self._decode if plan.kv_cache else self._decode_uncached
+        seconds = [one(batch, plan.depth, plan.tokens) for _ in range(plan.repeat)]
+        row = {
+            "batch": batch,
+            "depth": plan.depth,
+            **_summary([batch * plan.tokens / s for s in seconds]),
+        }
+        first = max(plan.depth, 1) + 1
+        if plan.kv_cache:
+            least = sum(self._least_decode(batch, first + i) for i in range(plan.tokens))
+        else:
+            least = sum(batch * self._least(first + i) for i in range(plan.tokens))
+        return row | {"roofline": least / statistics.median(seconds)}
+
+    def _prefill(self, tokens: int) -> float:
+        """Seconds from a prompt of ``tokens`` tokens to its first token."""
+        self._add(tokens, 1)
+        start = time.perf_counter()
+        self._drain()
+        return time.perf_counter() - start
+
+    def _decode(self, batch: int, depth: int, tokens: int) -> float:
+        """Seconds of ``tokens`` steps of ``batch`` requests, each of which has ``depth`` tokens cached."""
+        prompt = max(depth, 1)
+        room = self.loaded.config.max_model_len - prompt
+        requests = [self._add(prompt, room) for _ in range(batch)]
+        engine = self.loaded.engine
+        while any(request.n_output == 0 for request in requests):
+            engine.step(time.monotonic())
+        start = time.perf_counter()
+        for _ in range(tokens):
+            engine.step(time.monotonic())
+        seconds = time.perf_counter() - start
+        if any(request.status is not Status.RUNNING for request in requests):
+            raise CapacityError(
+                f"{batch} requests of {prompt + tokens} tokens do not fit: give more --kv-memory"
+            )
+        for request in requests:
+            engine.abort(request.id)
+        self._drain()
+        return seconds
+
+    def _decode_uncached(self, batch: int, depth: int, tokens: int) -> float:
+        """The same without a cache: each token computes the whole text so far anew."""
+        total = 0.0
+        for i in range(tokens):
+            for _ in range(batch):
+                self._add(max(depth, 1) + 1 + i, 1)
+            start = time.perf_counter()
+            self._drain()
+            total += time.perf_counter() - start
+        return total
+
+    def _add(self, prompt: int, tokens: int) -> Request:
+        vocab = self.loaded.spec.vocab
+        self._next += 1
+        request = Request(
+            id=self._next,
+            ids=[self._random.randrange(vocab) for _ in range(prompt)],
+            params=SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True),
+        )
+        self.loaded.engine.add(request)
+        return request
+
+    def _drain(self) -> None:
+        engine: Engine = self.loaded.engine
+        while engine.has_work:
+            engine.step(time.monotonic())
+
+    def _least(self, rows: int) -> float:
+        """Least seconds of a prompt of ``rows`` tokens and its first logits."""
+        spec, loaded = self.loaded.spec, self.loaded
+        steps = -(-rows // loaded.config.max_step_tokens)
+        moved = steps * streamed_weight_bytes(spec, loaded.dtypes, rows)
+        moved += rows * loaded.config.kv_bytes_per_token
+        attention = prefill_flops(spec, rows, 0, 0) - 2 * matmul_parameters(spec) * rows
+        return max(moved / self.limits.read, self._arithmetic(rows, 1, attention))
+
+    def _least_decode(self, batch: int, context: int) -> float:
+        """Least seconds of one decode step at ``context`` positions."""
+        spec, loaded = self.loaded.spec, self.loaded
+        contexts = [context] * batch
+        moved = decode_bytes(spec, loaded.dtypes, loaded.config.kv_groups, contexts)
+        linear = 2 * matmul_parameters(spec) + 2 * spec.hidden * spec.vocab
+        attention = decode_flops(spec, contexts) - batch * linear
+        return max(moved / self.limits.read, self._arithmetic(batch, batch, attention))
+
+    def _arithmetic(self, rows: int, heads: int, attention_flops: float) -> float:
+        """Seconds of the multiply-adds at the peak of the format that each matrix computes in."""
+        loaded = self.loaded
+        seconds = attention_flops / 2 / self.limits.peak["f32"]
+        head = "embedding.weight" if loaded.spec.head.tied else "head.weight"
+        for info in manifest(loaded.spec):
+            dtype = loaded.dtypes.get(info.name)
+            if dtype is None:
+                continue
+            macs = math.prod(info.shape)
+            if info.name == head:
+                macs *= heads
+            elif info.role == "experts":
+                mlp = loaded.spec.layers[int(info.name.split(".")[1])].mlp
+                assert isinstance(mlp, MoeMlp)
+                macs = macs // info.shape[0] * mlp.used * rows
+            elif info.role in ("linear", "router"):
+                macs *= rows
+            else:
+                continue
+            seconds += macs / self.limits.peak[self._format(dtype)]
+        return seconds
+
+    def _format(self, dtype: str) -> str:
+        """Activation format of the native kernels: docs/numerics.md."""
+        if BY_NAME[dtype].block == 1:
+            return "f32"
+        return "a16" if dtype == "Q8_0" or self.loaded.config.precise else "a8"
+
+
+def _summary(rates: list[float]) -> dict[str, float]:
+    return {"tok_s": statistics.median(rates), "tok_s_min": min(rates), "tok_s_max": max(rates)}
