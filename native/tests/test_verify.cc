@@ -105,7 +105,7 @@ void check_distribution(const Params& params, check::Random& random) {
     RequestIn in;
     in.seed = uint64_t(t) * 977 + random.bits() % 2;
     in.params = params;
-    const auto [y1, y2] = speculate(sampler, m, Request(in), &accepted);
+    const auto [y1, y2] = speculate(sampler, m, Request(in, kVocab), &accepted);
     ++pairs[size_t(y1 * kVocab + y2)];
     ++drafts[size_t(draw(m.draft, uniform(in.seed, 10, 0, Purpose::kDraft)))];
   }
@@ -140,12 +140,16 @@ void check_ends() {
     RequestIn in;
     in.seed = uint64_t(t);
     const int x = draw(same, uniform(in.seed, 3, 0, Purpose::kDraft));
-    CHECK(sampler.verify(logits.data(), Request(in), 3, nullptr, x, same.data(), &good, &error) == x && good);
+    CHECK(sampler.verify(logits.data(), Request(in, kVocab), 3, nullptr, x, same.data(), &good, &error) ==
+              x &&
+          good);
     in.params.top_k = 2;
-    const int y = sampler.verify(logits.data(), Request(in), 3, nullptr, 0, same.data(), &good, &error);
+    const int y =
+        sampler.verify(logits.data(), Request(in, kVocab), 3, nullptr, 0, same.data(), &good, &error);
     CHECK(!good && (y == 2 || y == 3));
     const Row never = {0, 0, 0, 1, 0, 0};
-    const int z = sampler.verify(logits.data(), Request(in), 3, nullptr, 1, never.data(), &good, &error);
+    const int z =
+        sampler.verify(logits.data(), Request(in, kVocab), 3, nullptr, 1, never.data(), &good, &error);
     CHECK(!good && z == 2);
   }
 }

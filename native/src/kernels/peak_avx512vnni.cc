@@ -20,6 +20,8 @@ SPOLA_INLINE void repeat(Vector zero, long rounds, Step step) {
       __asm__("" : "+v"(acc[c]));
     }
   }
+#pragma GCC unroll 16
+  for (int c = 0; c < kChains; ++c) __asm__ volatile("" : : "v"(acc[c]));  // or all of it would be dead code
 }
 
 }  // namespace

@@ -13,12 +13,11 @@ double peak(ActFormat format, long rounds) {
     for (int c = 0; c < kChains; ++c) {
       if (format == ActFormat::kF32) {
         f[c] = std::fmaf(f[c], 0.5f, 1.0f);
-        __asm__("" : "+m"(f[c]));
       } else {
-        i[c] += 3 * (i[c] & 1);
-        __asm__("" : "+r"(i[c]));
+        i[c] += 3 * i[c];
       }
     }
+    __asm__ volatile("" : "+m"(f), "+m"(i));  // or all of it would be computed at once, or not at all
   }
   return static_cast<double>(rounds) * kChains;
 }

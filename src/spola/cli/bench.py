@@ -17,7 +17,7 @@ from spola.runtime.build import load_engine
 __all__ = ["command"]
 
 
-@click.group("bench")
+@click.group("bench", epilog="Example: spola bench offline -n 64 -b 1,4")
 def command() -> None:
     """Measure speed. One benchmark at a time runs on a machine; the load found is printed."""
 
