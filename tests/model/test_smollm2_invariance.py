@@ -111,5 +111,22 @@ def test_any_chunk(chunk: int, alone: list[Answer]) -> None:
 def test_a_pool_so_small_that_requests_are_preempted(alone: list[Answer]) -> None:
     block = 32 * 23_040
     with smollm2(threads=2, max_seqs=8, max_model_len=320, kv_memory=14 * block) as model:
-        assert model.run([7, 0, 6, 5, 4, 3]) == [alone[number] for number in (7, 0, 6, 5, 4, 3)]
+        # Number 0 grows into a sixth block when the first four have taken all there are.
+        which = [0, 6, 5, 4, 3, 7, 2]
+        assert model.run(which) == [alone[number] for number in which]
         assert model.loaded.engine.scheduler.stats.preemptions > 0
+
+
+def test_prompts_seen_before_start_late_and_answer_alike(alone: list[Answer]) -> None:
+    """Also where the known text ends inside a block, so that the request goes on in a copy."""
+    with smollm2(threads=2, max_seqs=8, max_step_tokens=96) as model:
+        which = [0, 6, 5, 3]
+        expected = [alone[number] for number in which]
+        assert model.run(which) == expected
+        before = len(model.steps)
+        assert model.run(which) == expected
+        begun = [(s.id, s.start) for step in model.steps[before:] for s in step.slices]
+        first = dict(reversed(begun))
+        # Number 6 and its answer do not fill a fourth block; the others begin at their last token, in a copy.
+        assert [first[id] for id in sorted(first)] == [149, 96, 63, 31]
+        assert sum(len(step.copies) for step in model.steps[before:]) == 3
