@@ -78,6 +78,22 @@ def test_a_running_stream_gets_its_end_before_the_server_goes(model: str) -> Non
         assert ended(process, 8) == 0
 
 
+def test_the_trace_is_whole_after_a_signal_and_readable_after_a_kill(model: str, tmp_path: Path) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        path = tmp_path / f"{number.name}.json"
+        with server(model, "--trace", str(path), "--itl-target", "20") as (process, connection):
+            body = {"prompt": "a", "max_tokens": 5, "ignore_eos": True}
+            connection.request("POST", "/v1/completions", json.dumps(body))
+            assert connection.getresponse().read()
+            process.send_signal(number)
+            process.wait(timeout=30)
+        text = path.read_text()
+        if number is signal.SIGKILL:
+            text = text.rstrip().removesuffix(",") + "]"
+        names = [event["name"] for event in json.loads(text) if event["ph"] == "X" and event["pid"] == 2]
+        assert names.count("decode") >= 4
+
+
 def test_a_taken_port_fails_before_the_model_is_looked_at(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"no model at all")
