@@ -30,10 +30,10 @@ Messages = Sequence[Mapping[str, Any]]
 class LLM:
     """A loaded model. Close it, or use it as a context manager.
 
-    ``model`` is a GGUF file, a folder with one, or ``smollm2``, which is also the default. ``kv_memory`` in
-    bytes, ``max_model_len`` in tokens; None chooses by what this machine has. ``speculate`` off, ngram or
-    suffix drafts tokens from the text so far: the same output, in fewer steps. Raises ModelError, ConfigError
-    or CapacityError in one line.
+    ``model`` is a GGUF file, a Hugging Face folder, ``org/name[:TYPE]`` in the hub's cache, or ``smollm2``,
+    which is also the default. ``kv_memory`` in bytes, ``max_model_len`` in tokens; None chooses by what this
+    machine has. ``speculate`` off, ngram or suffix drafts tokens from the text so far: the same output, in
+    fewer steps. Raises ModelError, ConfigError or CapacityError in one line.
     """
 
     def __init__(
