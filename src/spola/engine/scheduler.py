@@ -18,17 +18,17 @@ from heapq import heappop, heappush
 from spola.core.errors import ConfigError
 from spola.core.runner import Capabilities, KvGroup
 from spola.core.step import Slice, SliceOutput, Step, StepOutput
-from spola.engine.admission import Admission, Door
 from spola.engine.cost_model import StepBudget, work_of
 from spola.engine.entry import token_limit
 from spola.engine.events import Event
 from spola.engine.fair import Order
 from spola.engine.hits import PrefixCache
 from spola.engine.invariants import check_scheduler
-from spola.engine.kv import Hit, KvSpace
+from spola.engine.kv import KvSpace
 from spola.engine.limits import Limits, Shape
 from spola.engine.outcome import apply
 from spola.engine.plan import Plan
+from spola.engine.prompts import Prompts
 from spola.engine.request import Rank, Request, Status
 from spola.engine.speculate import Speculator
 from spola.engine.stats import Stats
@@ -84,7 +84,6 @@ class Scheduler:
             identity=identity or {},
             enabled=limits.prefix_cache,
         )
-        self.admission = Admission(limits, self.shape.seqs, self.cache)
         self.wake_at: float | None = None  # nothing to compute before, though there is work
         self.waiting: list[Request] = []  # both in rank order
         self.running: list[Request] = []
@@ -92,16 +91,26 @@ class Scheduler:
         self.stats = Stats()
         self._order = Order(limits.ageing_s)
         self._batching = limits.batching
-        self._contiguous = limits.reservation == "contiguous"
         self._choices: dict[int, set[int]] = {}  # id of choice 0 -> ids of the choices that are not finished
         self._deadlines: list[tuple[float, int]] = []  # a heap
         self._spare = tuple(int(n * limits.watermark) for n in n_blocks)
+        self._prompts = Prompts(
+            limits,
+            self.shape,
+            self.kv,
+            self.cache,
+            self._order,
+            self.stats,
+            waiting=self.waiting,
+            running=self.running,
+            requests=self.requests,
+            spare=self._spare,
+        )
         self._gone: list[int] = []
         self._events: list[Event] = []
         self._flying: dict[int, float] = {}  # index of a step that is not committed -> when it was planned
         self._index = 0
         self._now = 0.0
-        self._best_next = True  # where chunks are fixed: the best-ranked prompt, not the shortest
         self._decodes_next = True  # where one step cannot hold both kinds
         self._speculator = speculator
         self._check = check
@@ -156,7 +165,7 @@ class Scheduler:
             if decodes:
                 self._plan_decodes(plan)
             if prefills:
-                self._plan_prompts(plan, now)
+                self._prompts.fill(plan, now)
             if plan.entries:
                 break
         step = self._emit(plan, now) if plan.entries else None
@@ -168,7 +177,7 @@ class Scheduler:
         """When an idle engine has something to compute: a batch to begin, or a deadline."""
         if self._flying or not self.requests:
             return None
-        due = self.admission.due(self.waiting, now)
+        due = self._prompts.due(now)
         idle = due > now and not self.running
         assert idle, "there is work and nothing in flight, but no step"
         return min([due, *(at for at, _ in self._deadlines[:1])])
@@ -268,83 +277,6 @@ class Scheduler:
                 return most
         return total
 
-    def _plan_prompts(self, plan: Plan, now: float) -> None:
-        """Rows of prompts being computed and of new ones.
-
-        While others wait, none has more than half of the rows: the best rank has its half, the shortest ones
-        come next, and what nobody else needs goes round again. Where chunks are fixed the two take turns.
-        """
-        prompts = [r for r in self.running if not r.in_flight and not r.decoding]
-        waiting = self.waiting[:1] if plan.victims else self.waiting  # the one for whom others gave way
-        door = self.admission.open(waiting, self.running, self.requests, now)
-        if plan.preempted:
-            door.places = 0
-        first, running, half = len(plan.entries), len(self.running), None
-        if len(prompts) + len(waiting) > 1:
-            half = (plan.prompt_room(prompts[0].computed if prompts else 0) + 1) // 2
-        if prompts and (self.shape.fixed_chunk is None or self._best_next):
-            self._plan_prompt(plan, prompts.pop(0), half)
-        prompts.sort(key=lambda r: r.missing)
-        while True:
-            new = door.peek()
-            if new is not None and (not prompts or new[0].goal - new[1].tokens < prompts[0].missing):
-                self._begin(*new, door, plan, half, now)
-            elif prompts:
-                self._plan_prompt(plan, prompts.pop(0), half)
-                door.look_again()
-            else:
-                break
-        self.admission.close(door, len(self.running) - running)
-        for index in range(first, len(plan.entries)):
-            if plan.grow(index):
-                self._extend_promised(*plan.entries[index][:2])
-        self._best_next ^= len(plan.entries) > first
-
-    def _plan_prompt(self, plan: Plan, request: Request, most: int | None) -> None:
-        rows = plan.rows(request, most)
-        if rows:
-            self._extend_promised(request, rows)
-            plan.add(request, rows)
-
-    def _begin(
-        self, request: Request, hit: Hit, door: Door, plan: Plan, most: int | None, now: float
-    ) -> None:
-        """Admit a waiting ``request``, with a slice in this step, if there are rows and blocks for it."""
-        request.computed = hit.tokens
-        rows = plan.rows(request, most)
-        if not rows or not self._reserve(request, hit):
-            request.computed = 0
-            if rows:
-                door.refused()
-            else:
-                door.places = 0
-            return
-        door.admitted()
-        self.waiting.remove(request)
-        request.status = Status.RUNNING
-        request.passed = 0
-        insort(self.running, request, key=_rank)
-        self._order.begun(request)
-        if request.scheduled_s is None:
-            request.scheduled_s, request.n_cached = now, hit.tokens
-        if self.cache.reads(request):
-            self.stats.queried_tokens += request.goal
-        self.stats.cached_tokens += hit.tokens
-        self._extend_promised(request, rows)
-        plan.add(request, rows)
-
-    def _reserve(self, request: Request, hit: Hit) -> bool:
-        if not self._context_left(request):
-            return False
-        spare = self._spare if self.running else (0,) * len(self._spare)
-        return self.kv.reserve(request, self._reach(request), spare=spare, hit=hit)
-
-    def _reach(self, request: Request) -> int:
-        """Positions to promise at admission."""
-        if not self._contiguous or request.want != "sample":
-            return request.reach
-        return max(request.reach, min(self.shape.max_len, self.kv.capacity() or self.shape.max_len))
-
     def _make_way(self, plan: Plan) -> None:
         """Preempt worse classes for the first waiting request, if it can begin then."""
         if self._batching != "continuous" or not self.waiting or not self.running:
@@ -359,21 +291,12 @@ class Scheduler:
             self.kv,
             seats=self.shape.seqs,
             spare=self._spare,
-            reach=self._reach(head),
+            reach=self._prompts.reach(head),
+            context=self.shape.context,
         )
         for victim in victims:
             self._preempt(victim)
             plan.victims.add(victim.id)
-
-    def _context_left(self, request: Request) -> bool:
-        """Whether all running requests and this one could be in one step."""
-        if self.shape.context is None or not self.running:
-            return True
-        return sum(r.reach for r in self.running) + request.reach <= self.shape.context
-
-    def _extend_promised(self, request: Request, rows: int) -> None:
-        if not self.kv.extend(request, request.computed + rows):
-            raise AssertionError(f"request {request.id}: blocks promised at admission are not there")
 
     def _make_room(self, request: Request, plan: Plan) -> bool:
         """Blocks for one more row, at the cost of worse-ranked requests, at last of ``request`` itself."""

@@ -30,17 +30,25 @@ def victim_for(request: Request, running: Sequence[Request]) -> Request | None:
 
 
 def victims_for(
-    head: Request, running: Sequence[Request], kv: KvSpace, *, seats: int, spare: Sequence[int], reach: int
+    head: Request,
+    running: Sequence[Request],
+    kv: KvSpace,
+    *,
+    seats: int,
+    spare: Sequence[int],
+    reach: int,
+    context: int | None,
 ) -> list[Request]:
     """The worst of ``running`` that must give way so that ``head`` can begin, worst first.
 
     Empty when it can begin anyway, and when it could not even if every worse class gave way. ``spare`` blocks
-    of each group stay free, as long as anybody else runs. What the prefix cache holds of ``head`` is not
-    looked at: it then needs less.
+    of each group stay free as long as anybody else runs; ``context`` bounds the positions of all together.
+    What the prefix cache holds of ``head`` is not looked at: it then needs less.
     """
     need = kv.need(reach)
     free = [pool.available for pool in kv.pools]
     left = len(running)
+    positions = sum(r.reach for r in running) + head.reach
     victims: list[Request] = []
     for victim in reversed([*running, None]):
         if victim is not None:
@@ -48,8 +56,10 @@ def victims_for(
                 return []
             free = [have + more for have, more in zip(free, kv.releasable(victim), strict=True)]
             left -= 1
+            positions -= victim.reach
             victims.append(victim)
         keep = spare if left else (0,) * len(need)
-        if left < seats and all(n + k <= f for n, k, f in zip(need, keep, free, strict=True)):
+        fits = context is None or not left or positions <= context
+        if fits and left < seats and all(n + k <= f for n, k, f in zip(need, keep, free, strict=True)):
             return victims
     return []
