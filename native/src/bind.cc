@@ -50,7 +50,7 @@ Buffer buffer_of(int b) {
 }
 
 Epilogue epilogue_of(int e) {
-  if (e < 0 || e > static_cast<int>(Epilogue::kGelu)) throw nb::value_error("there is no such epilogue");
+  if (e < 0 || e > static_cast<int>(Epilogue::kSilu1702)) throw nb::value_error("there is no such epilogue");
   return static_cast<Epilogue>(e);
 }
 
@@ -107,7 +107,7 @@ void prepare(Decoder& d, int input, int width, const NormTuple& norm, const std:
 }
 
 void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int width, int epilogue,
-            float multiplier) {
+            float multiplier, float clamp, float up_offset) {
   if (parts.empty() || parts.size() > kMaxParts) throw nb::value_error("linear: 1 to 4 parts, please");
   Op op;
   op.kind = OpKind::kLinear;
@@ -119,6 +119,8 @@ void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int wid
   op.linear.width = width;
   op.linear.epilogue = epilogue_of(epilogue);
   op.linear.multiplier = multiplier;
+  op.linear.clamp = clamp;
+  op.linear.up_offset = up_offset;
   d.append(op);
 }
 
@@ -131,10 +133,12 @@ void route(Decoder& d, int experts, int used, int width, bool normalise, float s
   d.append(op);
 }
 
-void experts(Decoder& d, int count, int gate, int up, int output, int width, int epilogue) {
+void experts(Decoder& d, int count, int gate, int up, int gate_bias, int up_bias, int output, int width,
+             int epilogue, float clamp, float up_offset) {
   Op op;
   op.kind = OpKind::kExperts;
-  op.experts = {count, gate, up, buffer_of(output), width, epilogue_of(epilogue)};
+  op.experts = {count, gate,  up, gate_bias, up_bias, buffer_of(output), width, epilogue_of(epilogue),
+                clamp, up_offset};
   d.append(op);
 }
 
@@ -279,10 +283,11 @@ NB_MODULE(_native, m) {
       .def("residual", &residual, "input"_a, "norm"_a, "multiplier"_a)
       .def("prepare", &prepare, "input"_a, "width"_a, "norm"_a, "consumers"_a, "rows"_a = 0)
       .def("route", &route, "experts"_a, "used"_a, "width"_a, "normalise"_a, "scale"_a)
-      .def("experts", &experts, nb::kw_only(), "count"_a, "gate"_a, "up"_a, "output"_a, "width"_a,
-           "epilogue"_a)
+      .def("experts", &experts, nb::kw_only(), "count"_a, "gate"_a, "up"_a, "gate_bias"_a,
+           "up_bias"_a, "output"_a, "width"_a, "epilogue"_a, "clamp"_a, "up_offset"_a)
       .def("combine", &combine, "width"_a, "shared"_a, "shared_gate"_a, "router_width"_a)
-      .def("linear", &linear, "parts"_a, "output"_a, "width"_a, "epilogue"_a, "multiplier"_a)
+      .def("linear", &linear, "parts"_a, "output"_a, "width"_a, "epilogue"_a, "multiplier"_a,
+           "clamp"_a = 0.0f, "up_offset"_a = 0.0f)
       .def("attention", &attention, nb::kw_only(), "group"_a, "layer"_a, "heads"_a, "scale"_a, "softcap"_a,
            "rope"_a, "q_norm"_a, "k_norm"_a, "norm_whole"_a, "sinks"_a)
       .def("head", &set_head, "norm"_a, "matrix"_a, "bias"_a, "scale"_a, "softcap"_a)

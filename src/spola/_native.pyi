@@ -52,7 +52,20 @@ class Decoder:
         rows: int = 0,
     ) -> None: ...
     def route(self, experts: int, used: int, width: int, normalise: bool, scale: float) -> None: ...
-    def experts(self, *, count: int, gate: int, up: int, output: int, width: int, epilogue: int) -> None: ...
+    def experts(
+        self,
+        *,
+        count: int,
+        gate: int,
+        up: int,
+        gate_bias: int,
+        up_bias: int,
+        output: int,
+        width: int,
+        epilogue: int,
+        clamp: float,
+        up_offset: float,
+    ) -> None: ...
     def combine(self, width: int, shared: bool, shared_gate: bool, router_width: int) -> None: ...
     def linear(
         self,
@@ -61,6 +74,8 @@ class Decoder:
         width: int,
         epilogue: int,
         multiplier: float,
+        clamp: float = 0.0,
+        up_offset: float = 0.0,
     ) -> None: ...
     def attention(
         self,

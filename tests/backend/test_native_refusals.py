@@ -107,11 +107,10 @@ def test_parts_that_are_not_lowered_are_named() -> None:
     mlp = first.mlp
     for fields, message in (
         ({"attention": replace(second.attention, positions=Alibi())}, "Alibi"),
-        ({"mlp": replace(mlp, clamp=7.0)}, "a clamped activation"),
-        ({"mlp": MoeMlp(4, 2, replace(mlp, clamp=7.0), Router("softmax", True))}, "a clamped activation"),
+        ({"mlp": replace(mlp, gated=False, clamp=7.0)}, "a clamped activation without a gate"),
         (
             {"mlp": MoeMlp(4, 2, mlp, Router("sigmoid", True))},
-            "routing by sigmoid, or with biases or groups",
+            "routing by sigmoid, or with a selection bias or groups",
         ),
         (
             {"mlp": MoeMlp(4, 2, mlp, Router("softmax", True)), "residual": "parallel"},

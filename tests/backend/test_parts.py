@@ -161,7 +161,7 @@ def test_a_part_means_what_it_says(bench, name: str) -> None:
     ("layer", "message"),
     [
         (replace(LAYER, attention=replace(ATTENTION, positions=Alibi())), "Alibi"),
-        (replace(LAYER, mlp=replace(MLP, clamp=7.0)), "clamp"),
+        (replace(LAYER, mlp=replace(MLP, gated=False, clamp=7.0)), "clamp"),
     ],
 )
 def test_other_parts_are_refused_by_name(bench, layer: Layer, message: str) -> None:

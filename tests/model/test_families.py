@@ -26,6 +26,8 @@ from support.families import CASES, Case, Run, read_case, write_folder
 from support.family_gguf import ARCHS, write_case_gguf
 
 BACKENDS = ("reference", "native")
+# Of gpt-oss the folders are in MXFP4, which is refused by its name.
+ONLY_GGUF = ("gpt_oss",)
 TOLERANCE = 1e-4  # of a row's largest logit
 
 
@@ -63,7 +65,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=[name for name in CASES if name not in ONLY_GGUF])
 def loaded(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Iterator[Loaded]:
     case = case_of(request.param)
     write_folder(tmp_path, case)
@@ -89,12 +91,13 @@ def check(found: np.ndarray, case: Case) -> None:
 
 
 def test_the_catalog_has_every_row() -> None:
-    assert {entry.model_type for entry in CATALOG} == set(SUPPORTED)
+    assert {entry.model_type for entry in CATALOG if entry.folders} == set(SUPPORTED)
     assert {entry.arch for entry in CATALOG} == set(SUPPORTED_GGUF)
 
 
 def test_every_model_type_has_a_case() -> None:
-    assert {case_of(name).config["model_type"] for name in CASES} == set(SUPPORTED)
+    seen = {case_of(name).config["model_type"] for name in CASES if name not in ONLY_GGUF}
+    assert seen == set(SUPPORTED)
 
 
 def test_logits_and_greedy_text(loaded: Loaded) -> None:
@@ -110,7 +113,9 @@ def test_logits_and_greedy_text(loaded: Loaded) -> None:
 
 # Families whose parts the others do not have; both quantized formats of activations.
 @pytest.mark.parametrize("dtype", ["Q4_0", "Q8_0"])
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "gpt_neox", "mixtral", "olmo2", "phi", "qwen2_moe"])
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gpt2", "gpt_neox", "gpt_oss", "mixtral", "olmo2", "phi", "qwen2_moe"]
+)
 def test_native_is_the_quantized_reference(name: str, dtype: str, tmp_path: Path) -> None:
     case = case_of(name)
     write_case_gguf(tmp_path / "model.gguf", case, dtype)

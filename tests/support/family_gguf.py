@@ -49,7 +49,7 @@ def gguf_metadata(case: Case) -> dict[str, Any]:
         None,
     )
     if eps is None:
-        eps = 1e-5 if arch in (*_LAYER_NORM, "olmo2", "olmoe", "phi3") else 1e-6
+        eps = 1e-5 if arch in (*_LAYER_NORM, "olmo2", "olmoe", "phi3", "gpt-oss") else 1e-6
     keys[f"attention.layer_norm{'' if arch in _LAYER_NORM else '_rms'}_epsilon"] = eps
     head_dim = _head_dim(c, hidden, heads)
     if "head_dim" in c or arch.startswith("gemma"):
@@ -71,7 +71,8 @@ def write_case_gguf(
     metadata = gguf_metadata(case)
     tensors = []
     for name, values in sorted(_tensors(case).items()):
-        kind = dtype if values.ndim > 1 and name not in ("position_embd.weight",) else "F32"
+        plain = values.ndim < 2 or name.endswith(".bias") or name == "position_embd.weight"
+        kind = "F32" if plain else dtype
         tensors.append(NewTensor(name, BY_NAME[kind], values.shape, encode(kind, values)))
     write_gguf(path, {**metadata, **(extra or {})}, tensors)
 
@@ -131,7 +132,7 @@ def _rope_keys(c: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
 def _arch_keys(arch: str, c: Mapping[str, Any]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     window = c.get("sliding_window")
-    if window and arch in ("gemma2", "gemma3", "phi3", "llama", "starcoder2", "olmo2", "cohere2"):
+    if window and arch in ("gemma2", "gemma3", "phi3", "llama", "starcoder2", "olmo2", "cohere2", "gpt-oss"):
         keys["attention.sliding_window"] = window
     match arch:
         case "gemma2":
@@ -163,9 +164,11 @@ def _tensors(case: Case) -> dict[str, np.ndarray]:
     layers = _get(c, "num_hidden_layers", "n_layer")
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper().replace("-", "_")], layers)
     out: dict[str, np.ndarray] = {}
-    for name, values in _stacked(case.weights).items():
+    weights = _oss_experts(case.weights) if arch == "gpt-oss" else _stacked(case.weights)
+    for name, values in weights.items():
         new = table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
+        new += ".weight" if new.endswith("sinks") else ""
         out[new] = np.ascontiguousarray(_changed(arch, c, name, values))
     return out | _rope_tensors(c)
 
@@ -198,6 +201,26 @@ def _in_blocks(values: np.ndarray, heads: int, kv: int) -> np.ndarray:
     grouped = values.reshape(kv, per + 2, -1, *values.shape[1:])
     parts = grouped[:, :per], grouped[:, per], grouped[:, per + 1]
     return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
+def _oss_experts(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """gpt-oss stores its experts [in, out], with gate and up by turns."""
+    out: dict[str, np.ndarray] = {}
+    for name, values in weights.items():
+        head, _, kind = name.partition("_proj_bias") if name.endswith("_bias") else name.partition("_proj")
+        if ".experts." not in name:
+            out[name] = values
+            continue
+        suffix = "bias" if name.endswith("_bias") else "weight"
+        turned = values if suffix == "bias" else values.swapaxes(1, 2)
+        if head.endswith("gate_up"):
+            stem = head.removesuffix("gate_up")
+            out[f"{stem}gate_proj.{suffix}"] = turned[:, ::2]
+            out[f"{stem}up_proj.{suffix}"] = turned[:, 1::2]
+        else:
+            out[f"{head}_proj.{suffix}"] = turned
+        assert kind == ""
+    return out
 
 
 def _stacked(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

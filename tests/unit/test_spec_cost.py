@@ -177,8 +177,8 @@ def test_the_manifest_names_every_natural_part() -> None:
     ("layer", "message"),
     [
         (
-            replace(LAYER, mlp=MoeMlp(4, 2, replace(MLP, bias=True), Router("softmax", True))),
-            "layer 1: experts with biases or without gates",
+            replace(LAYER, mlp=MoeMlp(4, 2, replace(MLP, gated=False), Router("softmax", True))),
+            "layer 1: experts without gates or with a selection bias",
         ),
         (
             replace(LAYER, attention=LatentAttention(4, None, 8, 4, 4, 4, 1.0, NoPositions(), NORM)),

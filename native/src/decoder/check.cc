@@ -144,6 +144,12 @@ void Decoder::check_experts(const ExpertsOp& op) const {
         refuse("experts: their matrices differ in shape or type");
     }
   }
+  for (int e = 0; e < op.experts; ++e) {
+    for (int base : {op.gate_bias, op.up_bias}) {
+      if (base != kNoId && model_.vector(base + e).size != first.rows)
+        refuse("experts: a bias has another size than its matrix");
+    }
+  }
   if (op.width != first.rows) refuse("experts: outputs do not fit the row");
   if (op.epilogue == Epilogue::kAdd) refuse("experts: their outputs are not added up here");
   if (op.output != Buffer::kHidden && op.output != Buffer::kExpert) refuse("experts: wrong output buffer");

@@ -96,11 +96,15 @@ void run_experts(const ExpertsOp& op, const OpContext& c, int worker) {
   linear.output = op.output;
   linear.width = op.width;
   linear.epilogue = op.epilogue;
+  linear.clamp = op.clamp;
+  linear.up_offset = op.up_offset;
   for (int i = range.begin; i < range.end; ++i) {
     int tile = i;
     const int e = expert_of(routing, op.experts, first.tiles, &tile);
     linear.part[0].matrix = op.gate + e;
     linear.part[1].matrix = op.up + e;
+    linear.part[0].bias = op.gate_bias == kNoId ? kNoId : op.gate_bias + e;
+    linear.part[1].bias = op.up_bias == kNoId ? kNoId : op.up_bias + e;
     linear_tile(linear, c, tile, routing.begin[e], routing.begin[e + 1]);
   }
   c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);

@@ -82,10 +82,28 @@ void plain_tile(const LinearOp& op, const OpContext& c, int tile, const Call& ca
   }
 }
 
+// Bounds as gpt-oss has them; NaN stays NaN.
+void bound(const LinearOp& op, float* gate, float* up, int n) {
+  if (op.clamp != 0.0f) {
+    for (int i = 0; i < n; ++i) gate[i] = gate[i] > op.clamp ? op.clamp : gate[i];
+    for (int i = 0; i < n; ++i) up[i] = up[i] > op.clamp ? op.clamp : up[i] < -op.clamp ? -op.clamp : up[i];
+  }
+  if (op.up_offset == 0.0f) return;
+  for (int i = 0; i < n; ++i) up[i] += op.up_offset;
+}
+
+void silu_1702_mul(const Kernels& kernels, float* gate, const float* up, int n) {
+  alignas(kCacheLine) float e[kMaxRows * kTileRows];
+  for (int i = 0; i < n; ++i) e[i] = -(1.702f * gate[i]);
+  kernels.exp_many(e, n, e);
+  for (int i = 0; i < n; ++i) gate[i] = gate[i] / (1.0f + e[i]) * up[i];
+}
+
 void activate(Epilogue epilogue, const Kernels& kernels, float* gate, const float* up, int n) {
   if (epilogue == Epilogue::kSilu) return kernels.silu_mul(gate, up, n, gate);
   if (epilogue == Epilogue::kGeluTanh) return kernels.gelu_tanh_mul(gate, up, n, gate);
   if (epilogue == Epilogue::kGelu) return kernels.gelu_mul(gate, up, n, gate);
+  if (epilogue == Epilogue::kSilu1702) return silu_1702_mul(kernels, gate, up, n);
   for (int i = 0; i < n; ++i) {
     const float x = gate[i] <= 0.0f ? 0.0f : gate[i];  // a NaN stays one
     gate[i] = (epilogue == Epilogue::kRelu2 ? x * x : x) * up[i];
@@ -105,6 +123,7 @@ void activated_tile(const LinearOp& op, const OpContext& c, int tile, const Call
     product(c, op.part[0], op.width, tile, call, gate);
     std::fill(up, up + rows * kTileRows, 1.0f);
   }
+  bound(op, gate, up, rows * kTileRows);
   activate(op.epilogue, *c.kernels, gate, up, rows * kTileRows);
   const int column = tile * kTileRows;
   const int n = std::min(kTileRows, m.rows - column);

@@ -24,7 +24,7 @@ enum class Buffer : int32_t {
 
 enum class NormKind : int32_t { kNone = 0, kRms, kLayer };
 // From kSilu on an activation: of the only part, or of part 0 (the gate) times part 1 (the up projection).
-enum class Epilogue : int32_t { kStore = 0, kAdd, kSilu, kGeluTanh, kRelu, kRelu2, kGelu };
+enum class Epilogue : int32_t { kStore = 0, kAdd, kSilu, kGeluTanh, kRelu, kRelu2, kGelu, kSilu1702 };
 
 constexpr bool is_activation(Epilogue e) { return e >= Epilogue::kSilu; }
 
@@ -84,6 +84,8 @@ struct LinearOp {
   int32_t width = 0;  // floats per output row
   Epilogue epilogue = Epilogue::kStore;
   float multiplier = 1.0f;  // of what is added to the residual stream
+  float clamp = 0.0f;       // the gate is at most this, the up projection within plus and minus this; 0: off
+  float up_offset = 0.0f;   // added to the up projection then
 };
 
 // From scores in the router buffer to the experts of each row and their weights; then slots, sorted by
@@ -102,9 +104,13 @@ struct ExpertsOp {
   int32_t experts = 0;
   int32_t gate = kNoId;
   int32_t up = kNoId;
+  int32_t gate_bias = kNoId;  // of the first expert, or none
+  int32_t up_bias = kNoId;
   Buffer output = Buffer::kNone;
   int32_t width = 0;  // floats per output row: the rows of each matrix
   Epilogue epilogue = Epilogue::kStore;
+  float clamp = 0.0f;  // as in LinearOp
+  float up_offset = 0.0f;
 };
 
 // branch = the weighted outputs of a row's experts, added in the order of their numbers; then (shared) plus

@@ -9,12 +9,16 @@ __all__ = ["CATALOG", "Entry"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """``model_type`` as in ``config.json``, ``arch`` as in GGUF. ``limits``: what is refused or decided."""
+    """``model_type`` as in ``config.json``, ``arch`` as in GGUF. ``limits``: what is refused or decided.
+
+    ``folders``: whether Hugging Face folders of it are read, not GGUF files alone.
+    """
 
     models: str
     model_type: str
     arch: str
     limits: str = ""
+    folders: bool = True
 
 
 CATALOG = (
@@ -47,6 +51,7 @@ CATALOG = (
     Entry("Falcon 1", "falcon", "falcon", "ALiBi; in GGUF only the parallel form"),
     Entry("StableLM 2", "stablelm", "stablelm", "norms of q and k for each head"),
     Entry("Phi-1.5, Phi-2", "phi", "phi2", "norms of q and k"),
+    Entry("gpt-oss", "gpt_oss", "gpt-oss", "GGUF only: its folders are quantized (MXFP4)", folders=False),
     Entry("Command R", "cohere", "command-r", "norms of q and k"),
     Entry("Command R7B, Command A", "cohere2", "cohere2"),
     Entry("GLM-4 9B (of 2024), as converted for transformers", "glm", "chatglm"),

@@ -38,7 +38,8 @@ __all__ = [
     "YarnScaling",
 ]
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+# silu_1702: x * sigmoid(1.702 x).
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "silu_1702"]
 
 
 # --- norms -----------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ class LatentAttention:
 class DenseMlp:
     """down(act(gate(x)) * up(x)) when gated, else down(act(up(x))).
 
-    ``clamp`` c bounds gate from above by c and up to [-c, c] (gpt-oss).
+    ``clamp`` c bounds gate from above by c and up to [-c, c]; then ``up_offset`` is added to up (gpt-oss).
     """
 
     ff: int
@@ -225,6 +226,7 @@ class DenseMlp:
     gated: bool = True
     bias: bool = False
     clamp: float | None = None
+    up_offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ __all__ = [
     "GEMMA3",
     "GLM4",
     "GPT2",
+    "GPT_OSS",
     "LLAMA",
     "NEOX",
     "OLMO2",
@@ -98,3 +99,4 @@ FALCON = Family(norm="layer", placement="parallel", activation="gelu", gated=Fal
 STABLELM = Family(norm="layer")
 COHERE = Family(norm="layer", norm_bias=False, placement="parallel")
 GLM4 = Family(placement="sandwich")
+GPT_OSS = Family(activation="silu_1702")

@@ -117,6 +117,7 @@ def _read(keys: Keys, tensors: TensorTable, row: GgufRow) -> DecoderSpec:
             positions=positions[i],
             window=windows[i],
             softcap=scales.attention_softcap,
+            sinks=f"{blk}attn_sinks.weight" in tensors,
             q_norm=qk_norm,
             k_norm=qk_norm,
             qk_norm_span=row.family.qk_norm or "head",

@@ -6,11 +6,11 @@ architecture by name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spola.core.errors import ModelError
-from spola.spec.decoder import DenseMlp, MoeMlp, NoPositions, NoScaling, Positions, Rope, Router
+from spola.spec.decoder import DenseMlp, MoeMlp, NoPositions, NoScaling, Positions, Rope, Router, YarnScaling
 from spola.spec.families import Placement
 from spola.spec.gguf_keys import MAX_CONTEXT, MAX_WIDTH, Keys
 from spola.spec.gguf_rope import ROPE_FREQS, ROPE_LONG, read_scaling
@@ -188,6 +188,8 @@ def _rope(keys: Keys, tensors: TensorTable, row: GgufRow, k_dim: int, context: i
     base = keys.number("rope.freq_base", 1.0, 1e15, default=10000.0)
     factors, long = ROPE_FREQS in tensors, ROPE_LONG in tensors
     scaling = read_scaling(keys, context, base, has_factors=factors, has_long=long)
+    if isinstance(scaling, YarnScaling):
+        scaling = replace(scaling, truncate=row.yarn_truncate)
     return Rope(dim, base, row.layout, scaling, ROPE_FREQS if factors else None)
 
 
@@ -222,13 +224,21 @@ def _dense(tensors: TensorTable, row: GgufRow, ff: int, i: int) -> DenseMlp:
 
 def _experts(keys: Keys, tensors: TensorTable, row: GgufRow, experts: int, ff: int, i: int) -> MoeMlp:
     used = keys.integer("expert_used_count", 1, experts)
-    expert = DenseMlp(ff, row.family.activation)
+    biases = [f"blk.{i}.ffn_{x}_exps.bias" for x in ("gate", "up", "down")]
+    expert = DenseMlp(
+        ff,
+        row.family.activation,
+        bias=present(tensors, biases, "biases of experts"),
+        clamp=row.clamp,
+        up_offset=row.up_offset,
+    )
     shared, gate = f"blk.{i}.ffn_up_shexp.weight", f"blk.{i}.ffn_gate_inp_shexp.weight"
     shared_mlp = None
     if shared in tensors:
         shared_ff = keys.optional_integer("expert_shared_feed_forward_length", 1, MAX_WIDTH)
         shared_mlp = DenseMlp(shared_ff or ff, row.family.activation)
-    router = Router("softmax", row.normalised_experts)
+    bias = f"blk.{i}.ffn_gate_inp.bias" in tensors
+    router = Router("softmax", row.normalised_experts, bias=bias)
     return MoeMlp(experts, used, expert, router, shared_mlp, shared_mlp is not None and gate in tensors)
 
 

@@ -59,6 +59,9 @@ class GgufRow:
     placing: Literal["family", "neox", "falcon", "stablelm"] = "family"
     merged_mlp: bool = False
     normalised_experts: bool = True
+    clamp: float | None = None
+    up_offset: float = 0.0
+    yarn_truncate: bool = True
     renames: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -121,5 +124,13 @@ ROWS: dict[str, GgufRow] = {
         logits_multiplied=True,
     ),
     "glm4": GgufRow(families.GLM4, "interleaved", merged_mlp=True),
+    "gpt-oss": GgufRow(
+        families.GPT_OSS,
+        window_every=2,
+        clamp=7.0,
+        up_offset=1.0,
+        yarn_truncate=False,
+        renames={"pre_mlp_norm": ("post_attention_norm",)},
+    ),
     "chatglm": GgufRow(families.LLAMA, "interleaved", merged_mlp=True),
 }

@@ -28,7 +28,17 @@ from spola.spec.decoder import (
 __all__ = ["Role", "ShardAxis", "TensorInfo", "manifest"]
 
 Role = Literal[
-    "embedding", "positions", "norm", "linear", "experts", "router", "bias", "sinks", "rope", "head"
+    "embedding",
+    "positions",
+    "norm",
+    "linear",
+    "experts",
+    "router",
+    "bias",
+    "expert_bias",
+    "sinks",
+    "rope",
+    "head",
 ]
 ShardAxis = Literal["rows", "columns"]
 
@@ -208,17 +218,26 @@ def _moe(m: MoeMlp, index: int, prefix: tuple[str, str, str], hidden: int) -> It
     """Router, the stacks of experts, and the shared expert with its gate."""
     canon, gguf, hf = prefix
     e = m.expert
-    if e.bias or m.router.bias or m.router.selection_bias or not e.gated:
-        raise ModelError(f"layer {index}: experts with biases or without gates are not supported yet")
+    if m.router.selection_bias or not e.gated:
+        raise ModelError(
+            f"layer {index}: experts without gates or with a selection bias are not supported yet"
+        )
 
-    def info(name: str, file: str, hf_name: str, shape: tuple[int, ...], role: Role) -> TensorInfo:
-        files = (f"{hf}mlp.{hf_name}.weight",)
-        return TensorInfo(f"{canon}mlp.{name}.weight", f"{gguf}{file}.weight", files, shape, role)
+    def info(
+        name: str, file: str, hf_name: str, shape: tuple[int, ...], role: Role, kind: str = "weight"
+    ) -> TensorInfo:
+        files = (f"{hf}mlp.{hf_name}.{kind}",)
+        return TensorInfo(f"{canon}mlp.{name}.{kind}", f"{gguf}{file}.{kind}", files, shape, role)
 
     yield info("router", "ffn_gate_inp", "gate", (m.experts, hidden), "router")
+    if m.router.bias:
+        yield info("router", "ffn_gate_inp", "gate", (m.experts,), "bias", "bias")
     up, down = (m.experts, e.ff, hidden), (m.experts, hidden, e.ff)
     for name, file, shape in (("gate", "ffn_gate", up), ("up", "ffn_up", up), ("down", "ffn_down", down)):
-        yield info(f"experts.{name}", f"{file}_exps", f"experts.{{e}}.{name}_proj", shape, "experts")
+        hf_name = f"experts.{{e}}.{name}_proj"
+        yield info(f"experts.{name}", f"{file}_exps", hf_name, shape, "experts")
+        if e.bias:
+            yield info(f"experts.{name}", f"{file}_exps", hf_name, shape[:2], "expert_bias", "bias")
     if m.shared is None:
         return
     ff = m.shared.ff

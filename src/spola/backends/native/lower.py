@@ -36,7 +36,7 @@ __all__ = ["Tensors", "check", "lower", "norm_offsets"]
 _RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH, _ROUTER, _EXPERT = 0, 1, 2, 3, 4, 7, 8
 _NO_NORM, _RMS, _LAYER = 0, 1, 2
 _STORE, _ADD = 0, 1
-_ACTIVATIONS = {"silu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5, "gelu": 6}
+_ACTIVATIONS = {"silu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5, "gelu": 6, "silu_1702": 7}
 _GATHER, _SLOTS = 1, 2
 _NONE = -1
 
@@ -73,22 +73,20 @@ def _missing(layer: Layer) -> str | None:
         case other:
             return type(other).__name__
     match layer.mlp:
-        case DenseMlp(clamp=None):
-            return None
+        case DenseMlp(gated=False, clamp=float()):
+            return "a clamped activation without a gate"
         case DenseMlp():
-            return "a clamped activation"
+            return None
         case MoeMlp() as moe:
             return _missing_experts(moe, layer)
 
 
 def _missing_experts(moe: MoeMlp, layer: Layer) -> str | None:
     match moe:
-        case MoeMlp(router=Router(scoring="softmax", bias=False, selection_bias=False, groups=1)):
+        case MoeMlp(router=Router(scoring="softmax", selection_bias=False, groups=1)):
             pass
         case MoeMlp(router=router):
-            return f"routing by {router.scoring}, or with biases or groups"
-    if moe.expert.clamp is not None or (moe.shared is not None and moe.shared.clamp is not None):
-        return "a clamped activation"
+            return f"routing by {router.scoring}, or with a selection bias or groups"
     return "experts beside attention" if layer.residual == "parallel" else None
 
 
@@ -242,7 +240,8 @@ class _Program:
             self._prepare(layer.pre_attention_norm, f"{prefix}pre_attention_norm", inner)
         else:
             self._prepare(layer.pre_mlp_norm, f"{prefix}pre_mlp_norm", inner)
-        self.decoder.linear(inner, _HIDDEN, m.ff, _ACTIVATIONS[m.activation], 1.0)
+        bounds = (m.clamp or 0.0, m.up_offset)
+        self.decoder.linear(inner, _HIDDEN, m.ff, _ACTIVATIONS[m.activation], 1.0, *bounds)
         if layer.residual == "parallel":
             norm = self.norm(layer.post_attention_norm, f"{prefix}post_attention_norm", hidden)
             self.decoder.residual(_BRANCH, norm, layer.residual_scale)
@@ -253,7 +252,8 @@ class _Program:
         """Experts and the shared expert, summed up in the branch buffer, then into the residual stream."""
         matrices, hidden, ff = self.tensors.matrices, self.spec.hidden, m.expert.ff
         name, mlp = f"{prefix}pre_mlp_norm", f"{prefix}mlp."
-        router = [(matrices[f"{mlp}router.weight"], _NONE, 0)]
+        bias = self.tensors.vectors[f"{mlp}router.bias"] if m.router.bias else _NONE
+        router = [(matrices[f"{mlp}router.weight"], bias, 0)]
         if m.shared_gate:
             router.append((matrices[f"{mlp}shared_gate.weight"], _NONE, m.experts))
         width = m.experts + m.shared_gate
@@ -264,12 +264,33 @@ class _Program:
         pre = self.norm(layer.pre_mlp_norm, name, hidden)
         inner = [base + e for base in (gate, up) for e in range(m.experts)]
         self.decoder.prepare(_RESIDUAL, hidden, pre, inner, _GATHER)
-        activation = _ACTIVATIONS[m.expert.activation]
-        self.decoder.experts(count=m.experts, gate=gate, up=up, output=_HIDDEN, width=ff, epilogue=activation)
+        names = [f"{mlp}experts.{part}.bias" for part in ("gate", "up", "down")]
+        biases = [self.tensors.vectors[b] if m.expert.bias else _NONE for b in names]
+        self.decoder.experts(
+            count=m.experts,
+            gate=gate,
+            up=up,
+            gate_bias=biases[0],
+            up_bias=biases[1],
+            output=_HIDDEN,
+            width=ff,
+            epilogue=_ACTIVATIONS[m.expert.activation],
+            clamp=m.expert.clamp or 0.0,
+            up_offset=m.expert.up_offset,
+        )
         outer = [down + e for e in range(m.experts)]
         self.decoder.prepare(_HIDDEN, ff, (_NO_NORM, _NONE, _NONE, 0.0), outer, _SLOTS)
         self.decoder.experts(
-            count=m.experts, gate=down, up=_NONE, output=_EXPERT, width=hidden, epilogue=_STORE
+            count=m.experts,
+            gate=down,
+            up=_NONE,
+            gate_bias=biases[2],
+            up_bias=_NONE,
+            output=_EXPERT,
+            width=hidden,
+            epilogue=_STORE,
+            clamp=0.0,
+            up_offset=0.0,
         )
         if m.shared is not None:
             self._shared(m.shared, layer, name, f"{mlp}shared.")
@@ -282,7 +303,8 @@ class _Program:
         names = {"gate": 0, "up": 0} if m.gated else {"up": 0}
         inner = [(matrix, bias, 0) for matrix, bias, _ in self._parts(prefix, names, m.bias)]
         self._prepare(layer.pre_mlp_norm, norm, inner)
-        self.decoder.linear(inner, _HIDDEN, m.ff, _ACTIVATIONS[m.activation], 1.0)
+        bounds = (m.clamp or 0.0, m.up_offset)
+        self.decoder.linear(inner, _HIDDEN, m.ff, _ACTIVATIONS[m.activation], 1.0, *bounds)
         self._linear(_HIDDEN, m.ff, self._parts(prefix, {"down": self.spec.hidden}, m.bias), _BRANCH, 1.0)
 
     def _prepare(self, norm: Norm | None, name: str, parts: list[_Part]) -> None:

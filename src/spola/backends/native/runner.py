@@ -276,6 +276,8 @@ def _take(spec: DecoderSpec, tensors: Iterable[Tensor], decoder: _native.Decoder
             matrices[tensor.name] = decoder.add_matrix(tensor.name, dtype.gguf_id, rows, columns, tensor.data)
         elif info.role == "experts":
             matrices[tensor.name] = _add_experts(decoder, tensor)
+        elif info.role == "expert_bias":
+            vectors[tensor.name] = _add_expert_biases(decoder, tensor)
         elif info.role == "rope":
             factors[tensor.name] = _factors(tensor)
         else:
@@ -301,6 +303,17 @@ def _add_experts(decoder: _native.Decoder, tensor: Tensor) -> int:
         index = decoder.add_matrix(f"{tensor.name} of expert {e}", dtype.gguf_id, rows, columns, part)
         first = index - e
     return first
+
+
+def _add_expert_biases(decoder: _native.Decoder, tensor: Tensor) -> int:
+    """One vector for each expert, one after the other; the index of the first."""
+    experts, n = tensor.shape
+    dtype = BY_NAME[tensor.dtype]
+    data = memoryview(tensor.data).cast("B")
+    size = len(data) // experts
+    parts = [data[e * size : (e + 1) * size] for e in range(experts)]
+    indices = [decoder.add_vector(tensor.name, dtype.gguf_id, n, part, 0.0) for part in parts]
+    return indices[0]
 
 
 def _check_shape(tensor: Tensor, info: TensorInfo) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "gelu_tanh",
     "narrow",
     "silu",
+    "silu_1702",
     "sum16",
     "sum16_squares",
     "tanh",
@@ -122,6 +123,10 @@ def cephes_exp(x: F32) -> F32:
 
 def silu(x: F32) -> F32:
     return x / (_ONE + cephes_exp(-x))
+
+
+def silu_1702(x: F32) -> F32:
+    return x / (_ONE + cephes_exp(-(np.float32(1.702) * x)))
 
 
 def tanh(x: F32) -> F32:

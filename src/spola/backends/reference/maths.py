@@ -177,6 +177,10 @@ def _silu(x: F32) -> F32:
     return x / (np.float32(1) + np.exp(-x))
 
 
+def _silu_1702(x: F32) -> F32:
+    return x / (np.float32(1) + np.exp(-(np.float32(1.702) * x)))
+
+
 def _gelu_tanh(x: F32) -> F32:
     inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x.astype(np.float64) ** 3)
     return (0.5 * x * (1.0 + np.tanh(inner))).astype(np.float32)
@@ -196,4 +200,5 @@ _ACTIVATIONS: dict[Activation, Callable[[F32], F32]] = {
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
     "relu2": _relu2,
+    "silu_1702": _silu_1702,
 }

@@ -6,6 +6,7 @@ mode's (``maths``), all memory of earlier tokens the cache's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +134,10 @@ class Model:
             if info.role == "positions" or not self.spec.head.tied:
                 _check_table(tensor.name, self._tables[tensor.name])
                 return
+        if info.role == "expert_bias":
+            for expert, part in enumerate(_apart(tensor)):
+                self._vectors[f"{stem.removesuffix('.bias')}.{expert}.bias"] = vector(part)
+            return
         if info.role == "experts":
             for expert, matrix in enumerate(_apart(tensor)):
                 self._matrices[f"{stem}.{expert}"] = self._maths.matrix(matrix)
@@ -183,25 +188,34 @@ class Model:
         return self._linear(f"{name}o", out.reshape(n, -1), a.out_bias, bad)
 
     def _mlp(self, name: str, m: DenseMlp, h: F32, bad: Bool) -> F32:
-        act = self._maths.activation(m.activation)
         up = self._linear(f"{name}up", h, m.bias, bad)
-        inner = act(self._linear(f"{name}gate", h, m.bias, bad)) * up if m.gated else act(up)
+        if m.gated:
+            inner = self._gated(m, self._linear(f"{name}gate", h, m.bias, bad), up)
+        else:
+            inner = self._maths.activation(m.activation)(up)
         return self._linear(f"{name}down", inner, m.bias, bad)
+
+    def _gated(self, m: DenseMlp, gate: F32, up: F32) -> F32:
+        if m.clamp is not None:
+            limit = np.float32(m.clamp)
+            gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        if m.up_offset:
+            up = up + np.float32(m.up_offset)
+        return self._maths.activation(m.activation)(gate) * up
 
     def _moe(self, name: str, m: MoeMlp, h: F32, bad: Bool) -> F32:
         """The sum over each row's experts, added in the order of their numbers, then the shared expert."""
-        scores = self._maths.linear(self._matrices[f"{name}router"], h, bad)
+        scores = self._linear(f"{name}router", h, m.router.bias, bad)
         weights = route(scores, m.used, m.router)
-        act = self._maths.activation(m.expert.activation)
         out = np.zeros_like(h)
         for expert in np.unique(np.nonzero(weights)[1]):
             rows = np.nonzero(weights[:, expert])[0]
             wrong = np.zeros(len(rows), np.bool_)
 
             def linear(part: str, x: F32, e: int = int(expert), wrong: Bool = wrong) -> F32:
-                return self._maths.linear(self._matrices[f"{name}experts.{part}.{e}"], x, wrong)
+                return self._linear(f"{name}experts.{part}.{e}", x, m.expert.bias, wrong)
 
-            inner = act(linear("gate", h[rows])) * linear("up", h[rows])
+            inner = self._gated(m.expert, linear("gate", h[rows]), linear("up", h[rows]))
             out[rows] += weights[rows, expert, None] * linear("down", inner)
             bad[rows] |= wrong
         if m.shared is None:
@@ -262,13 +276,13 @@ class Model:
 
 
 def _apart(tensor: Tensor) -> Iterator[Tensor]:
-    """The matrices of a stack [experts, rows, columns], one by one."""
-    experts, rows, columns = tensor.shape
-    size = nbytes(BY_NAME[tensor.dtype], rows * columns)
+    """The matrices of a stack [experts, rows, columns], or the vectors of one [experts, n], one by one."""
+    experts, *shape = tensor.shape
+    size = nbytes(BY_NAME[tensor.dtype], math.prod(shape))
     data = memoryview(tensor.data)
     for e in range(experts):
         part = data[e * size : (e + 1) * size]
-        yield Tensor(f"{tensor.name} of expert {e}", tensor.dtype, (rows, columns), part)
+        yield Tensor(f"{tensor.name} of expert {e}", tensor.dtype, tuple(shape), part)
 
 
 def _add(x: F32, y: F32, scale: float) -> F32:
@@ -295,11 +309,11 @@ def _check_parts(spec: DecoderSpec, maths: Maths) -> None:
             case other:
                 refuse(index, type(other).__name__)
         match layer.mlp:
-            case DenseMlp(clamp=None, activation=activation):
+            case DenseMlp(gated=False, clamp=float()):
+                refuse(index, "a clamped activation without a gate")
+            case DenseMlp(activation=activation):
                 maths.activation(activation)
-            case MoeMlp(expert=DenseMlp(clamp=None, activation=activation), router=Router(scoring="softmax")):
+            case MoeMlp(expert=DenseMlp(activation=activation), router=Router(scoring="softmax")):
                 maths.activation(activation)
             case MoeMlp(router=router):
-                refuse(index, f"experts with clamps, or routing by {router.scoring}")
-            case DenseMlp():
-                refuse(index, "clamped activations")
+                refuse(index, f"routing by {router.scoring}")

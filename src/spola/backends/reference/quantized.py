@@ -19,6 +19,7 @@ from spola.backends.reference.arrays import (
     gelu,
     gelu_tanh,
     silu,
+    silu_1702,
     sum16,
     sum16_squares,
     tanh,
@@ -151,6 +152,8 @@ class QuantizedMaths:
                 return gelu_tanh
             case "gelu":
                 return gelu
+            case "silu_1702":
+                return silu_1702
             case "relu":
                 return _relu
             case "relu2":
