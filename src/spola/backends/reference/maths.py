@@ -17,9 +17,10 @@ from spola.backends.reference.arrays import F32, Bool, narrow
 from spola.backends.reference.batch import Batch
 from spola.backends.reference.blocks import check_finite, decode
 from spola.backends.reference.cache import KvCache
+from spola.backends.reference.routing import route
 from spola.core.errors import ModelError
 from spola.core.runner import BLOCK_TOKENS, Tensor
-from spola.spec.decoder import Activation, Attention
+from spola.spec.decoder import Activation, Attention, Router
 
 __all__ = ["F32Maths", "Maths", "full_matrix", "vector"]
 
@@ -43,6 +44,8 @@ class Maths(Protocol):
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32: ...
     def layer_norm(self, x: F32, weight: F32, bias: F32, eps: float) -> F32: ...
     def activation(self, kind: Activation) -> Callable[[F32], F32]: ...
+    def sigmoid(self, x: F32) -> F32: ...
+    def route(self, scores: F32, used: int, router: Router) -> F32: ...
     def softcap(self, x: F32, cap: float) -> F32: ...
     def rotate(self, a: F32, b: F32, cos: F32, sin: F32) -> tuple[F32, F32]: ...
     def attend(
@@ -99,6 +102,12 @@ class F32Maths:
 
     def activation(self, kind: Activation) -> Callable[[F32], F32]:
         return _ACTIVATIONS[kind]
+
+    def sigmoid(self, x: F32) -> F32:
+        return np.float32(1) / (np.float32(1) + np.exp(-x))
+
+    def route(self, scores: F32, used: int, router: Router) -> F32:
+        return route(scores, used, router)
 
     def softcap(self, x: F32, cap: float) -> F32:
         return (cap * np.tanh(x / np.float32(cap))).astype(np.float32)

@@ -18,7 +18,6 @@ from spola.backends.reference.batch import Batch
 from spola.backends.reference.blocks import check_finite, decode
 from spola.backends.reference.cache import KvCache
 from spola.backends.reference.maths import Maths, vector
-from spola.backends.reference.routing import route
 from spola.core.dtype import BY_NAME, nbytes
 from spola.core.errors import ModelError
 from spola.core.runner import Tensor
@@ -206,7 +205,7 @@ class Model:
     def _moe(self, name: str, m: MoeMlp, h: F32, bad: Bool) -> F32:
         """The sum over each row's experts, added in the order of their numbers, then the shared expert."""
         scores = self._linear(f"{name}router", h, m.router.bias, bad)
-        weights = route(scores, m.used, m.router)
+        weights = self._maths.route(scores, m.used, m.router)
         out = np.zeros_like(h)
         for expert in np.unique(np.nonzero(weights)[1]):
             rows = np.nonzero(weights[:, expert])[0]
@@ -223,7 +222,7 @@ class Model:
         shared = self._mlp(f"{name}shared.", m.shared, h, bad)
         if m.shared_gate:
             gate = self._linear(f"{name}shared_gate", h, False, bad)
-            shared = shared * (np.float32(1) / (np.float32(1) + np.exp(-gate)))
+            shared = shared * self._maths.sigmoid(gate)
         return out + shared
 
     def _linear(self, name: str, x: F32, bias: bool, bad: Bool) -> F32:

@@ -15,6 +15,7 @@ from spola.backends.reference.arrays import (
     F32,
     Accumulator,
     Bool,
+    cephes_exp,
     fma,
     gelu,
     gelu_tanh,
@@ -28,10 +29,11 @@ from spola.backends.reference.batch import Batch
 from spola.backends.reference.blocks import QUANTIZED, check_finite, codes
 from spola.backends.reference.cache import KvCache
 from spola.backends.reference.maths import full_matrix
+from spola.backends.reference.routing import route_f32
 from spola.backends.reference.segments import attend
 from spola.core.errors import ModelError
 from spola.core.runner import Tensor
-from spola.spec.decoder import Activation, Attention
+from spola.spec.decoder import Activation, Attention, Router
 
 __all__ = ["QuantizedMaths", "quantize_a8", "quantize_a16"]
 
@@ -158,6 +160,13 @@ class QuantizedMaths:
                 return _relu
             case "relu2":
                 return _relu2
+
+    def sigmoid(self, x: F32) -> F32:
+        one = np.float32(1)
+        return one / (one + cephes_exp(-x))
+
+    def route(self, scores: F32, used: int, router: Router) -> F32:
+        return route_f32(scores, used, router)
 
     def softcap(self, x: F32, cap: float) -> F32:
         return np.float32(cap) * tanh(x / np.float32(cap))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from spola.backends.reference.arrays import F32, narrow
+from spola.backends.reference.arrays import F32, cephes_exp, narrow
 from spola.spec.decoder import Router
 
-__all__ = ["route"]
+__all__ = ["route", "route_f32"]
 
 
 def route(scores: F32, used: int, router: Router) -> F32:
@@ -26,3 +26,16 @@ def route(scores: F32, used: int, router: Router) -> F32:
     out = np.zeros_like(wide)
     np.put_along_axis(out, chosen, kept * router.scale, axis=1)
     return narrow(out)
+
+
+def route_f32(scores: F32, used: int, router: Router) -> F32:
+    """The same, operation by operation as docs/numerics.md has it."""
+    chosen = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :used], axis=1)
+    e = cephes_exp(scores - scores.max(axis=1, keepdims=True))
+    picked = np.take_along_axis(e, chosen, axis=1)
+    total = np.zeros(len(e), np.float32)
+    for column in (picked if router.normalise else e).T:
+        total = total + column
+    out = np.zeros_like(e)
+    np.put_along_axis(out, chosen, picked / total[:, None] * np.float32(router.scale), axis=1)
+    return out
