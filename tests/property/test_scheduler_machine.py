@@ -5,6 +5,7 @@ each context position against a fake KV cache. What a request must give is compu
 """
 
 import os
+from array import array
 from collections import Counter
 from random import Random
 from types import SimpleNamespace
@@ -256,6 +257,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             ended = Status.FINISHED
             left_out = [r for r in ready if r not in planned + victims and r.status is not ended]
             assert not left_out, f"decodes left out: {left_out}"
+        if new is not None:
+            self._check_halves(new, before)
         self._check_sharing(planned, before, hashed)
         SEEN["preempted"] += len(victims)
         SEEN["copied"] += new is not None and len(new.copies)
@@ -270,6 +273,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         SEEN["flying"] += bool(self.flying)
         self.flying.append(new)
 
+    def _check_halves(self, step, before) -> None:
+        """While a running prompt wants more rows, no other one has more than half of them."""
+        shape = self.s.shape
+        if not shape.mixed or shape.context is not None or shape.fixed_chunk or shape.prefills < shape.rows:
+            return
+        decoding = {r.id for r in before if r.decoding}
+        rows = {piece.id: piece.n for piece in step.slices if piece.id not in decoding}
+        for r in before:
+            free = r.status is Status.RUNNING and r.id not in decoding and (r.id in rows or not r.in_flight)
+            if free and rows.get(r.id, 0) < min(r.missing, shape.chunk):
+                most = max((n for id, n in rows.items() if id != r.id), default=0)
+                assert most <= (sum(rows.values()) + 1) // 2
+                SEEN["halves"] += 1
+
     def _check_sharing(self, planned, before, hashed) -> None:
         """Nobody writes what others may read; hits are as long as the cache allows."""
         size = self.s.kv.block_size
@@ -278,6 +295,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 for block in table.ids[r.computed // size :]:
                     assert pool.hashes[block] is None, "a block with a hash is written"
                     assert pool.refs[block] == 1, "a shared block is written"
+        for g, index in enumerate(self.s.cache.indexes):
+            cells = self.rig.runner._cells[g]
+            for block, entry in index._entries.items():
+                held = cells[block * size : (block + 1) * size]
+                ids = array("i", entry.tokens)
+                right = all(_link(held[i - 1], ids[i]) == held[i] for i in range(1, size))
+                assert right, "a block does not hold the text that it is found by"
         owners = {}
         for r in self.s.running:
             for g, table in enumerate(r.tables):
@@ -450,7 +474,7 @@ EVERYTHING = (
     *("refused", "preempted", "preempted and right", "mixed", "drafts", "flying", "abort in flight"),
     *("window freed", "step failed", "copied"),
     *("mode static", "mode dynamic", "mode contiguous", "batch begun", "slept", "deadline"),
-    *("passed", "aged", "gave way to a class", "choice shares", "abort of choices"),
+    *("halves", "passed", "aged", "gave way to a class", "choice shares", "abort of choices"),
     *("hit", "hit again", "hit inside a block", "all but one", "generated found", "hit compared"),
 )
 

@@ -145,7 +145,7 @@ class PrefixCache:
             if len(blocks) < whole - first or GONE in blocks:
                 return None
             source = GONE
-            if rest and window != 1:  # a window of one sees no position before its row
+            if rest:  # also where no row sees what is copied: a published block holds all of its text
                 source = have[g][whole] if whole < len(have[g]) else GONE
                 source = source if source != GONE else tail(g, whole, rest)
                 if source == GONE:
