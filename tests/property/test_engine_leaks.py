@@ -140,7 +140,7 @@ def test_many_requests_leave_nothing_behind(groups, requests: int, tmp_path: Pat
     assert all(load.finals[reason] > 50 for reason in ("stop", "length", "abort", "error")), load.finals
     assert load.refused > 50
     assert load.late > 50
-    assert runner.raised > 3
+    assert runner.raised > 1
     assert runner.failed > 50
     assert rig.scheduler.stats.preemptions > 20
     assert sum(metrics.finished.values()) == len(load.accepted)

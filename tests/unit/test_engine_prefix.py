@@ -237,3 +237,38 @@ def test_the_index_forgets_what_the_pool_reuses():
     assert len(index) == 0
     assert index.longest(b"", b"abcd") == (0, -1)
     index.check()
+
+
+def test_prompts_that_come_together_compute_their_beginning_once():
+    rig = Rig(rows=64)
+    some = [request(i, [*TEXT[:30], i, i, i], 2, ignore_eos=True) for i in range(1, 6)]
+    rig.add(*some, request(9, 5, 1))
+    first, second = rig.step(), rig.step()
+    assert {s.id for s in first.slices} == {1, 9}
+    assert sorted((s.id, s.start, s.n) for s in second.slices if s.id != 1) == [
+        (i, 30, 3) for i in range(2, 6)
+    ]
+    rig.finish()
+    for r in some:
+        assert rig.results[r.id].ids == expected(r, list(r.known[:33]), 200).ids
+
+
+def test_nobody_waits_for_the_blocks_of_another_salt_or_of_a_worse_rank():
+    rig = Rig(rows=16)
+    rig.add(request(1, TEXT[:40], 1, priority=1))
+    rig.step()
+    rig.add(request(2, TEXT[:40], 1), request(3, TEXT[:40], 1, priority=1, salt="x"))
+    rig.step()
+    step = rig.step()
+    assert {1, 2} <= {s.id for s in step.slices}
+    rig.finish()
+    assert rig.results[3].finals[0].summary.n_cached == 0
+
+
+def test_who_waited_for_blocks_goes_on_alone_when_they_do_not_come():
+    rig = Rig(rows=16)
+    rig.add(request(1, TEXT[:40], 1), request(2, TEXT[:40], 1))
+    assert [s.id for s in rig.step().slices] == [1]
+    rig.engine.abort(1)
+    rig.finish()
+    assert rig.results[2].finals[0].summary.n_cached == 16

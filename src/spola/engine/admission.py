@@ -4,7 +4,8 @@ The batching mode is a condition here and nothing else: continuous admits whenev
 only into an empty engine, dynamic likewise once the batch is full or its oldest request has waited for long.
 
 A request that does not fit into the free blocks may be passed by smaller ones behind it, a bounded number of
-times; then everybody waits for it. A choice of a request waits until choice 0 has computed the prompt.
+times; then everybody waits for it. A choice of a request waits until choice 0 has computed the prompt, and a
+request whose next block a better-ranked one is just computing waits for that block.
 """
 
 from __future__ import annotations
@@ -27,9 +28,15 @@ class Door:
     """The waiting requests of one step: ``peek`` at the next that may begin, then say what came of it."""
 
     def __init__(
-        self, queue: Sequence[Request], places: int, requests: Mapping[int, Request], cache: PrefixCache
+        self,
+        queue: Sequence[Request],
+        places: int,
+        running: Sequence[Request],
+        requests: Mapping[int, Request],
+        cache: PrefixCache,
     ) -> None:
         self._queue = deque(queue)
+        self._running = running
         self._requests = requests
         self._cache = cache
         self._head: Request | None = None  # the first that did not fit
@@ -78,12 +85,27 @@ class Door:
         """What ``request`` can take over; None if it should wait for what another one computes."""
         leader = None if request.leader is None else self._requests.get(request.leader)
         if leader is None or leader is request:
-            return self._cache.lookup(request)
+            hit = self._cache.lookup(request)
+            return None if self._is_coming(request, hit.tokens) else hit
         if leader.computed < leader.n_prompt:
             return None
         found = self._cache.lookup(request)
         shared = self._cache.siblings(request, leader) if leader.status is Status.RUNNING else NO_HIT
         return shared if shared.tokens > found.tokens else found
+
+    def _is_coming(self, request: Request, found: int) -> bool:
+        """Whether a better-ranked request computes the block after the first ``found`` tokens right now."""
+        end = self._cache.next_block(found)
+        if end >= request.goal or not self._cache.reads(request):
+            return False
+        for other in self._running:
+            if other.computed >= end or other.goal < end or other.rank > request.rank:
+                continue
+            if other.known[end - 1] != request.known[end - 1] or other.known[:end] != request.known[:end]:
+                continue
+            if (other.salt, other.adapter) == (request.salt, request.adapter):
+                return True
+        return False
 
 
 class Admission:
@@ -109,7 +131,7 @@ class Admission:
             if not running:
                 self._left = 0 if self.due(waiting, now) > now else min(self._seats, len(waiting))
             places = min(places, self._left)
-        return Door(waiting, places, requests, self._cache)
+        return Door(waiting, places, running, requests, self._cache)
 
     def close(self, door: Door, begun: int) -> None:
         """``begun`` requests have begun. A batch that somebody does not fit into is full."""

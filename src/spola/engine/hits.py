@@ -68,6 +68,10 @@ class PrefixCache:
         """Whether ``request`` may start from what others have computed."""
         return self.enabled and request.want == "sample" and not request.lists_prompt
 
+    def next_block(self, tokens: int) -> int:
+        """Where the block after the first ``tokens`` ends."""
+        return (tokens // self._size + 1) * self._size
+
     def siblings(self, request: Request, leader: Request) -> Hit:
         """As ``lookup``, for a choice of the request whose first choice is ``leader`` and is running."""
         most = request.goal - 1
