@@ -1,5 +1,6 @@
 """The order of a step: decodes, prompts, admission; preemption, aborts and the protocol with the backend."""
 
+import msgspec
 import pytest
 
 from spola.core.errors import CapacityError, ConfigError, RequestError
@@ -480,3 +481,19 @@ def test_drafts_take_no_block_that_another_decode_needs():
         assert [piece.id for piece in step.slices] == [1, 2]
         assert step.slices[0].n_drafts == taken
         assert rig.scheduler.stats.preemptions == 0
+
+
+def test_a_failed_step_does_not_take_back_who_came_again_behind_it():
+    """Request 2 was preempted before step one and sent anew in step two; step one then fails."""
+    rig = Rig()
+    s = rig.scheduler
+    rig.add(request(1, 5, 9))
+    one = msgspec.structs.replace(s.schedule(0.0), gone=(2, 77))
+    rig.add(request(2, 5, 9, ignore_eos=True))
+    two = s.schedule(1.0)
+    assert [state.id for state in two.new] == [2]
+    s.fail(one, "no power")
+    s.commit(two, rig.runner.execute(two))
+    three = s.schedule(2.0)
+    assert sorted(three.gone) == [1, 77]
+    s.commit(three, rig.runner.execute(three))

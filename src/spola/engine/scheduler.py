@@ -217,8 +217,10 @@ class Scheduler:
 
     def fail(self, step: Step, message: str) -> None:
         """End every request of ``step``, which the backend could not execute, with ``message``."""
-        # The backend may not have come to read what this step said was gone: say it again.
-        self._gone.extend(step.gone)
+        # The backend may not have come to read what this step said was gone: say it again, but not of those
+        # that a later step has sent anew.
+        live = self.requests
+        self._gone.extend(id for id in step.gone if id not in live or not live[id].sent)
         failed = tuple(SliceOutput(error=message) for _ in step.slices)
         self._land_all(step, StepOutput(elapsed_s=0.0, slices=failed))
 
