@@ -52,7 +52,7 @@ void Decoder::check(const StepIn& step) const {
     }
     const int samples = s.n_head - s.n_targets;
     if (want->second == Want::kSample && samples != 0 && samples != s.n_drafts + 1) {
-      refuse(slice_name(s) + ": head rows without a target must be 0 or n_drafts + 1");
+      refuse(slice_name(s) + ": n_head must be 0 or n_drafts + 1 where rows have no targets");
     }
     if (!seen.insert(s.id).second) refuse(slice_name(s) + ": the request has two slices");
     check_slice(s);
