@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import chain
 
 from spola.core.errors import ConfigError
 from spola.core.runner import Capabilities, KvGroup
@@ -241,7 +242,8 @@ class Scheduler:
 
     def _plan_decodes(self, plan: Plan) -> None:
         ready = [r for r in self.running if r.decoding and not r.in_flight]
-        asking = self._asking() if ready else 0
+        drafting = self._speculator is not None or any(r.drafts for r in ready)
+        asking = self._asking() if drafting and ready else 0
         for left, request in zip(range(len(ready), 0, -1), ready, strict=True):
             if request.status is not Status.RUNNING or not plan.rows(request):
                 continue
@@ -268,12 +270,11 @@ class Scheduler:
         """Rows that prompts can use in this step, if it may hold them: drafts never take these."""
         if not self.shape.mixed:
             return 0
-        prompts = [r for r in self.running if not r.in_flight and not r.decoding]
-        if len(self.running) < self.shape.seqs:
-            prompts += self.waiting
+        running = (r for r in self.running if not r.in_flight and not r.decoding)
+        admits = self._batching == "continuous" and len(self.running) < self.shape.seqs
         most = self.shape.rows
         total = 0
-        for request in prompts:
+        for request in chain(running, self.waiting if admits else ()):
             total += min(request.missing, self.shape.chunk)
             if total >= most:
                 return most

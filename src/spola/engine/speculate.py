@@ -9,6 +9,7 @@ business.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 
 from spola.engine.propose import Proposer
@@ -20,7 +21,7 @@ StepCost = Callable[[int], float]  # seconds of a step of that many rows
 
 MOST_DRAFTS = 16
 _FADE = 0.9  # of what is known about acceptance, per draft run verified
-_DOUBT = 0.995  # the same, per step in which nothing was drafted: a bad past is forgiven slowly
+_DOUBT = 0.99  # the same, per guess that was not tried: a bad past is forgiven slowly
 
 
 def expected_tokens(alpha: float, drafts: int) -> float:
@@ -63,7 +64,7 @@ class Acceptance:
         self._trials = self._trials * _FADE + min(accepted + 1, drafted)
 
     def doubt(self) -> None:
-        """One step more without any evidence."""
+        """A guess was not tried: no evidence."""
         self._hits *= _DOUBT
         self._trials *= _DOUBT
 
@@ -80,11 +81,14 @@ class StepTimes:
     def __init__(self, guess: StepCost | None = None) -> None:
         self._guess: StepCost = guess or (lambda rows: 4.0 + rows)
         self._known: dict[int, float] = {}
+        self._sizes: list[int] = []  # its keys in order
 
     def add(self, rows: int, seconds: float) -> None:
         if seconds <= 0.0:
             return
         before = self._known.get(rows)
+        if before is None:
+            insort(self._sizes, rows)
         self._known[rows] = seconds if before is None else before + self._NEW * (seconds - before)
 
     def __call__(self, rows: int) -> float:
@@ -93,7 +97,8 @@ class StepTimes:
             return known
         if not self._known:
             return self._guess(rows)
-        near = min(self._known, key=lambda n: (abs(n - rows), n))
+        at = bisect_left(self._sizes, rows)
+        near = min(self._sizes[max(at - 1, 0) : at + 1], key=lambda n: abs(n - rows))
         return self._known[near] * self._guess(rows) / self._guess(near)
 
 
@@ -117,19 +122,20 @@ class Speculator:
         most = min(room, self._most)
         if most <= 0:
             return ()
+        guesses = self.proposer.propose(request, most)
+        if not guesses:
+            return ()
         record = self._each.setdefault(request.id, Acceptance())
         alpha = record.rate(self._all.rate(self._PRIOR))
-        length = best_length(alpha, most, self.cost, rows=rows, tokens=tokens)
+        length = best_length(alpha, len(guesses), self.cost, rows=rows, tokens=tokens)
         if length == 0:
             record.doubt()
             self._all.doubt()
-            return ()
-        guesses = self.proposer.propose(request, length)
-        for kept, token in enumerate(guesses):
+        for kept, token in enumerate(guesses[:length]):
             # The end of the text needs no draft: the row before it gives it anyway.
             if token in request.eos_ids or token in request.stop_ids:
                 return guesses[:kept]
-        return guesses
+        return guesses[:length]
 
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
         """What became of the drafts of one step."""

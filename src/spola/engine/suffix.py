@@ -32,7 +32,7 @@ class SuffixProposer:
         *,
         shortest: int = 2,
         deepest: int = 24,
-        votes: int = 16,
+        votes: int = 8,
         min_share: float = 0.3,
         history: int = 1 << 15,
     ) -> None:
