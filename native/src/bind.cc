@@ -11,6 +11,7 @@
 #include "bind_step.h"
 #include "decoder/decoder.h"
 #include "decoder/measure.h"
+#include "decoder/self_check.h"
 #include "kernels/pack.h"
 
 namespace nb = nanobind;
@@ -267,6 +268,9 @@ NB_MODULE(_native, m) {
         "Bytes per second of each pass over a buffer.");
   m.def("packed_bytes", &packed, "type"_a, "rows"_a, "cols"_a, "precise"_a,
         "Bytes that a matrix of GGUF type `type` takes once it is packed.");
+  m.def(
+      "self_check", [](const std::string& isa) { return self_check(kernels_of(isa)); }, "isa"_a,
+      "Name of a kernel whose bits differ from its scalar twin's, or an empty string.");
   m.def("measure_peak", &peak, "isa"_a, "format"_a, "threads"_a, "passes"_a,
         "Multiply-adds per second of all threads, pass by pass, on registers alone.");
   m.def("measure_linear", &linear_time, "isa"_a, "type"_a, "precise"_a, "rows"_a, "cols"_a, "m"_a, "passes"_a,

@@ -10,6 +10,7 @@
 #include "decoder/attention_plan.h"
 #include "decoder/philox.h"
 #include "decoder/sampler.h"
+#include "decoder/self_check.h"
 
 using namespace spola;
 
@@ -222,7 +223,38 @@ void check_sampler(int vocab, check::Random& random) {
 
 }  // namespace
 
+namespace {
+
+void nothing(const uint8_t*, const Activations&, int, int, float*) {}
+
+// A table passes its own check; one with a kernel that does nothing, or an inexact one, is found out by name.
+void check_self_check() {
+  for (const Kernels* kernels : check::variants()) {
+    CHECK(self_check(*kernels).empty());
+    for (int s = 0; s < static_cast<int>(Scheme::kCount); ++s) {
+      for (int f = 0; f < 3; ++f) {
+        if (!kernels->tile[s][f]) continue;
+        Kernels broken = *kernels;
+        broken.tile[s][f] = nothing;
+        CHECK(self_check(broken).rfind("tile " + std::to_string(s) + "/" + std::to_string(f), 0) == 0);
+      }
+    }
+    Kernels broken = *kernels;
+    broken.silu_mul = broken.gelu_tanh_mul;
+    CHECK(self_check(broken) == "silu_mul");
+    broken = *kernels;
+    broken.attention_merge = [](const float*, int, float*) {};
+    CHECK(self_check(broken) == "attention");
+    broken = *kernels;
+    broken.quantize_a16 = [](const float*, int, int16_t*, float*) { return true; };
+    CHECK(self_check(broken) == "quantize_a16");
+  }
+}
+
+}  // namespace
+
 void test_decoder() {
+  check_self_check();
   check::Random random(5);
   for (int threads : {1, 2, 3, 7, 16}) check_barriers(threads, 16, threads > 3 ? 6 : 60);
   check_shares();

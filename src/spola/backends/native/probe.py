@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import platform
 import statistics
+from contextlib import suppress
 from dataclasses import dataclass
+
+import msgspec
 
 from spola import _native
 from spola.core import flags
 from spola.core.dtype import BY_NAME
 from spola.core.errors import CapacityError, ConfigError
+from spola.load.cache import cache_folder, write_atomically
 
 __all__ = [
     "InstructionSets",
@@ -18,6 +25,10 @@ __all__ = [
     "measure_read_bandwidth",
     "requested_isa",
 ]
+
+_LOG = logging.getLogger(__name__)
+_FILE = "kernels.json"
+_KEPT = 15  # results of other builds and processors
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +41,58 @@ class InstructionSets:
 
 
 def requested_isa() -> str:
-    """``SPOLA_ISA``, or "" for the best. Raises ConfigError when this processor cannot run it."""
-    isa: str = flags.read("SPOLA_ISA")
-    try:
-        _native.chosen_isa(isa)
-    except ValueError:
-        usable = ", ".join(_native.usable_isas())
+    """The instruction set to use: ``SPOLA_ISA``, or the best whose kernels agree with their scalar twins.
+
+    The first use on a processor compares them, in some milliseconds, and keeps the result. Raises ConfigError
+    for a ``SPOLA_ISA`` that this processor cannot run, or whose kernels do not agree.
+    """
+    asked: str = flags.read("SPOLA_ISA")
+    usable = _native.usable_isas()
+    if asked and asked not in usable:
         raise ConfigError(
-            f"SPOLA_ISA={isa!r}: not available on this processor, use one of {usable}"
-        ) from None
-    return isa
+            f"SPOLA_ISA={asked!r}: not available on this processor, use one of {', '.join(usable)}"
+        )
+    for isa in [asked] if asked else usable:
+        wrong = _wrong_kernel(isa)
+        if not wrong:
+            return isa
+        if asked:
+            raise ConfigError(f"SPOLA_ISA={asked!r}: kernel {wrong} gives wrong results on this processor")
+        _LOG.warning("the %s kernel %s gives wrong results here; the next slower set is used", isa, wrong)
+    raise ConfigError("no instruction set gives right results on this processor")
+
+
+def _wrong_kernel(isa: str) -> str:
+    """What ``_native.self_check`` said, now or at an earlier time on this processor with this build."""
+    if isa == "scalar":
+        return ""
+    path = cache_folder() / _FILE
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.DecodeError):
+        kept = {}
+    key = f"{isa}|{_build()}|{platform.processor() or platform.machine()}|{_cpu_model()}"
+    if key not in kept:
+        kept = dict(list(kept.items())[-_KEPT:]) | {key: _native.self_check(isa)}
+        with suppress(OSError):  # a read-only home costs the comparison again, nothing else
+            write_atomically(path, msgspec.json.encode(kept))
+    return kept[key]
+
+
+def _build() -> str:
+    """Names this build of the extension module."""
+    about = os.stat(_native.__file__)
+    return f"{about.st_size}.{about.st_mtime_ns}"
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as table:
+            return next(
+                (line.partition(":")[2].strip() for line in table if line.startswith("model name")), ""
+            )
+    except OSError:
+        return ""
 
 
 def instruction_sets() -> InstructionSets:
