@@ -87,7 +87,8 @@ class Door:
         if leader is None or leader is request:
             hit = self._cache.lookup(request)
             return None if self._is_coming(request, hit.tokens) else hit
-        if leader.computed < leader.n_prompt:
+        # One that begins in this very step has a block that is still to be copied: no source for another copy.
+        if leader.computed < leader.n_prompt or not leader.sent:
             return None
         found = self._cache.lookup(request)
         shared = self._cache.siblings(request, leader) if leader.status is Status.RUNNING else NO_HIT
