@@ -87,7 +87,7 @@ class Door:
         if leader is None or leader is request:
             hit = self._cache.lookup(request)
             return None if self._is_coming(request, hit.tokens) else hit
-        # One that begins in this very step has a block that is still to be copied: no source for another copy.
+        # One that begins in this step has a block that is still to be copied: no source for another copy.
         if leader.computed < leader.n_prompt or not leader.sent:
             return None
         found = self._cache.lookup(request)
