@@ -13,7 +13,7 @@ def test_blocks_are_taken_least_recently_used_first():
     with pytest.raises(IndexError, match="no free block"):
         pool.take()
     for block in (2, 0, 3):
-        pool.hashes[block] = b"h"
+        pool.label(block, b"h")
         pool.drop(block)
     pool.drop(1)  # no hash: nothing to keep, reused first
     assert pool.free_blocks() == [1, 2, 0, 3]
@@ -35,7 +35,7 @@ def test_a_shared_block_is_freed_by_its_last_owner():
 def test_a_free_block_keeps_its_hash_until_it_is_reused():
     pool = BlockPool(2)
     block = pool.take()
-    pool.hashes[block] = b"h"
+    pool.label(block, b"h")
     pool.drop(block)
     pool.share(block)
     assert (pool.hashes[block], pool.refs[block], pool.free) == (b"h", 1, 1)

@@ -121,6 +121,8 @@ class Engine:
             running=len(scheduler.running),
             kv_used=tuple(pool.used for pool in scheduler.kv.pools),
             kv_blocks=tuple(pool.n_blocks for pool in scheduler.kv.pools),
+            kv_shared=tuple(pool.shared for pool in scheduler.kv.pools),
+            kv_cached=tuple(pool.cached for pool in scheduler.kv.pools),
             arrivals=arrivals,
         )
         for observer in self.observers:

@@ -29,6 +29,8 @@ class BlockPool:
         self.promised = 0
         self.each_counts = each_counts
         self.surplus = 0  # owners after the first, over all blocks
+        self.shared = 0  # blocks with several owners
+        self.cached = 0  # free blocks with a hash
         self.refs = array("i", [0]) * n_blocks
         self.hashes: list[bytes | None] = [None] * n_blocks
         self.on_reuse: Callable[[int], None] | None = None  # called with a block before its hash is forgotten
@@ -50,12 +52,18 @@ class BlockPool:
         if block == self.n_blocks:
             raise IndexError("no free block")
         self._unlink(block)
+        self.refs[block] = 1
         if self.hashes[block] is not None:
             if self.on_reuse is not None:
                 self.on_reuse(block)
             self.hashes[block] = None
-        self.refs[block] = 1
         return block
+
+    def label(self, block: int, key: bytes | None) -> None:
+        """Give ``block`` the hash of what it holds, or take it away."""
+        if not self.refs[block]:
+            self.cached += (key is not None) - (self.hashes[block] is not None)
+        self.hashes[block] = key
 
     def share(self, block: int) -> None:
         """One owner more; a free block with a hash comes back to life."""
@@ -63,6 +71,7 @@ class BlockPool:
             self._unlink(block)
         else:
             self.surplus += 1
+            self.shared += self.refs[block] == 1
         self.refs[block] += 1
 
     def drop(self, block: int) -> None:
@@ -75,6 +84,7 @@ class BlockPool:
             self._link(block, at_tail=self.hashes[block] is not None)
         else:
             self.surplus -= 1
+            self.shared -= refs == 2
 
     def free_blocks(self) -> list[int]:
         """The free list in the order of reuse."""
@@ -95,6 +105,10 @@ class BlockPool:
         assert min(self.refs) >= 0, "a negative reference count"
         surplus = sum(refs - 1 for refs in self.refs if refs)
         assert surplus == self.surplus, f"{surplus} owners after the first, {self.surplus} counted"
+        several = sum(refs > 1 for refs in self.refs)
+        assert several == self.shared, f"{several} blocks with several owners, {self.shared} counted"
+        kept = sum(self.hashes[block] is not None for block in listed)
+        assert kept == self.cached, f"{kept} free blocks with a hash, {self.cached} counted"
         assert self.promised >= 0, "a negative promise"
         assert self.available >= 0, f"{self.promised} blocks promised of {self.free} free, {surplus} shared"
         for block in range(self.n_blocks + 1):
@@ -106,6 +120,7 @@ class BlockPool:
         self._next[before] = after
         self._prev[after] = before
         self.free -= 1
+        self.cached -= self.hashes[block] is not None
 
     def _link(self, block: int, *, at_tail: bool) -> None:
         end = self.n_blocks
@@ -114,3 +129,4 @@ class BlockPool:
         self._next[before] = self._prev[after] = block
         self._prev[block], self._next[block] = before, after
         self.free += 1
+        self.cached += at_tail

@@ -101,7 +101,7 @@ class PrefixIndex:
         self._entries[block] = _Entry(key, parent, tokens)
         self._by_key[key] = block
         self._after.setdefault((parent, tokens[:4]), {})[block] = None
-        self._pool.hashes[block] = key
+        self._pool.label(block, key)
 
     def clear(self) -> None:
         """Forget every block, in use or not."""
@@ -130,7 +130,7 @@ class PrefixIndex:
         del self._after[where][block]
         if not self._after[where]:
             del self._after[where]
-        self._pool.hashes[block] = None
+        self._pool.label(block, None)
 
 
 def _common(a: bytes, b: bytes) -> int:

@@ -30,6 +30,8 @@ class StepReport:
     running: int
     kv_used: tuple[int, ...]  # blocks, one count per KvGroup
     kv_blocks: tuple[int, ...]
+    kv_shared: tuple[int, ...] = ()  # of the used ones, those with several owners
+    kv_cached: tuple[int, ...] = ()  # free ones that hold a prefix
     arrivals: dict[int, float] = field(default_factory=dict)
 
     @property

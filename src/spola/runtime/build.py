@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from spola.backends.registry import backend
@@ -24,8 +25,10 @@ from spola.engine.speculate import Speculator
 from spola.engine.suffix import SuffixProposer
 from spola.load.model import Model, open_model
 from spola.load.resolve import ModelPath, resolve_model
+from spola.runtime.bandwidth import cached
 from spola.runtime.config import DEFAULT_WINDOW_S, EngineConfig, Options, parse_kv_dtype
 from spola.runtime.fit import fit
+from spola.runtime.live import LiveView, StepBytes
 from spola.runtime.loop import EngineLoop
 from spola.runtime.machine import Machine, probe
 from spola.runtime.prices import step_budget
@@ -56,6 +59,7 @@ class Loaded:
     machine: Machine
     metrics: Metrics
     timeline: Timeline | None
+    live: LiveView
     notes: tuple[str, ...]
     load_s: float
 
@@ -74,6 +78,7 @@ def build_service(model: str | None = None, options: Options | None = None, **ex
         machine=loaded.machine,
         metrics=loaded.metrics,
         timeline=loaded.timeline,
+        live=loaded.live,
         notes=loaded.notes,
         load_s=loaded.load_s,
     )
@@ -128,7 +133,11 @@ def load_engine(
             timeline.close()
         raise
     metrics = Metrics(config.max_seqs, stall_s=config.itl_target_s or STALL_S)
-    observers: list[Observer] = [metrics] if timeline is None else [metrics, timeline]
+    step_bytes = StepBytes(
+        opened.spec, opened.dtypes, config.kv_groups, config.packed_bytes - config.weights_bytes
+    )
+    live = LiveView(metrics, step_bytes, partial(cached, machine, config.threads))
+    observers: list[Observer] = [metrics, live] if timeline is None else [metrics, live, timeline]
     return Loaded(
         engine=Engine(runner, scheduler, vocab=opened.spec.vocab, record=record, observers=observers),
         spec=opened.spec,
@@ -140,6 +149,7 @@ def load_engine(
         machine=machine,
         metrics=metrics,
         timeline=timeline,
+        live=live,
         notes=_notes(where, opened),
         load_s=time.monotonic() - started,
     )

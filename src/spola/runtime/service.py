@@ -20,6 +20,7 @@ from spola.engine.request import Request
 from spola.runtime.answer import Job
 from spola.runtime.config import EngineConfig
 from spola.runtime.guards import PaddingGuard, real_tokens
+from spola.runtime.live import LiveView
 from spola.runtime.loop import EngineLoop, Mailbox
 from spola.runtime.machine import Machine
 from spola.runtime.prompts import bad_sequences, encode_chat
@@ -53,6 +54,7 @@ class Service:
         machine: Machine,
         metrics: Metrics,
         timeline: Timeline | None = None,
+        live: LiveView | None = None,
         notes: tuple[str, ...] = (),
         load_s: float = 0.0,
     ) -> None:
@@ -66,6 +68,7 @@ class Service:
         self.machine = machine
         self.metrics = metrics
         self.timeline = timeline
+        self.live = live
         self.notes = notes
         self.load_s = load_s
         self._real = real_tokens(tokenizer, spec.vocab)
