@@ -53,8 +53,8 @@ class Service:
         config: EngineConfig,
         machine: Machine,
         metrics: Metrics,
+        live: LiveView,
         timeline: Timeline | None = None,
-        live: LiveView | None = None,
         notes: tuple[str, ...] = (),
         load_s: float = 0.0,
     ) -> None:

@@ -20,6 +20,7 @@ from spola.runtime.desk import Desk
 from spola.runtime.service import Service
 from spola.server.errors import ApiError, error_response, from_spola, internal_error, json_response
 from spola.server.generate import chat_completions, completions
+from spola.server.live import live
 
 __all__ = ["MAX_BODY", "State", "create_app"]
 
@@ -69,6 +70,9 @@ def create_app(state: State) -> Starlette:
             raise ApiError(404, f"there is no model {name[:100]!r}", param="model", code="model_not_found")
         return json_response(_model(state))
 
+    async def engine_live(request: Request) -> Response:
+        return await live(state.open_desk().service, request)
+
     def posted(endpoint: _Endpoint) -> _Handler:
         async def handle(request: Request) -> Response:
             desk = state.open_desk()
@@ -81,6 +85,7 @@ def create_app(state: State) -> Starlette:
             Route("/health", _answering(health)),
             Route("/v1/models", _answering(models)),
             Route("/v1/models/{name:path}", _answering(model)),
+            Route("/v1/engine/live", _answering(engine_live)),
             Route("/v1/completions", _answering(posted(completions)), methods=["POST"]),
             Route("/v1/chat/completions", _answering(posted(chat_completions)), methods=["POST"]),
         ],
