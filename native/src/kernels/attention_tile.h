@@ -7,12 +7,13 @@
 // so there are no horizontal sums) and dimensions of V while values are summed. Blocks are the outer loop: K
 // and V of a block stay in the first-level cache for all tiles.
 //
-// V gives vectors of kWidth floats: see the sources. Everything here is internal to its source file, and no
+// V is a vector of kWidth floats (vector_ISA.h). Everything here is internal to its source file, and no
 // standard library is used: an inline function compiled for one instruction set could be the copy the linker
 // keeps for everybody.
 #pragma once
 
 #include "kernels/attention.h"
+#include "kernels/math_tile.h"
 
 namespace spola {
 namespace {
@@ -87,6 +88,21 @@ struct Attention {
     for (int at = 0; at < kBlock; at += P * W) scores_at<N, P, T>(queries, k_dim, k, at, ahead, s);
   }
 
+  static inline F largest(const F (&v)[kBlock / W]) {
+    F most = v[0];
+#pragma GCC unroll 8
+    for (int j = 1; j < kBlock / W; ++j) most = V::max(most, v[j]);
+    return most;
+  }
+
+  // The 32 values of a block as sum16 adds them.
+  static inline float sum32(const F (&v)[kBlock / W]) {
+    F lane[16 / W];
+#pragma GCC unroll 4
+    for (int j = 0; j < 16 / W; ++j) lane[j] = V::add(v[j], v[j + 16 / W]);
+    return V::tree16(lane);
+  }
+
   // Softmax over one block: scores in, weights out, in place; updates m and l, gives the corrections.
   template <int N>
   static void soften(const Query* queries, float softcap, bool first, float (*s)[kBlock], float* corr) {
@@ -101,27 +117,27 @@ struct Attention {
         v[j] = V::load(s[n] + W * j);
         if (softcap != 0.0f) {
           const F cap = V::set1(softcap);
-          v[j] = V::mul(cap, V::tanh(V::div(v[j], cap)));
+          v[j] = V::mul(cap, Maths<V>::tanh(V::div(v[j], cap)));
         }
         v[j] = V::select(V::lanes(query.lo - W * j, query.hi - W * j), v[j], V::set1(-__builtin_inff()));
         V::store(s[n] + W * j, v[j]);
       }
-      const float top = V::max_all(v);
+      const float top = V::max_lane(largest(v));
       m[n] = first || top > query.out[0] ? top : query.out[0];
       before[n] = query.out[0] - m[n];
     }
-    for (int n = 0; n < N; n += W) V::store(corr + n, first ? V::zero() : V::exp(V::load(before + n)));
+    for (int n = 0; n < N; n += W) V::store(corr + n, first ? V::zero() : Maths<V>::exp(V::load(before + n)));
     for (int n = 0; n < N; ++n) {
       const Query& query = queries[n];
       F e[J];
 #pragma GCC unroll 4
       for (int j = 0; j < J; ++j) {
-        const F x = V::exp(V::sub(V::load(s[n] + W * j), V::set1(m[n])));
+        const F x = Maths<V>::exp(V::sub(V::load(s[n] + W * j), V::set1(m[n])));
         e[j] = V::select(V::lanes(query.lo - W * j, query.hi - W * j), x, V::zero());
         V::store(s[n] + W * j, e[j]);
       }
       query.out[0] = m[n];
-      query.out[1] = __builtin_fmaf(query.out[1], corr[n], V::sum_all(e));
+      query.out[1] = __builtin_fmaf(query.out[1], corr[n], sum32(e));
     }
   }
 
@@ -272,7 +288,7 @@ struct Attention {
   static void merge(const float* part, int v_dim, float* into) {
     const float m = part[0] > into[0] ? part[0] : into[0];
     alignas(64) float x[W] = {into[0] - m, part[0] - m};
-    V::store(x, V::exp(V::load(x)));
+    V::store(x, Maths<V>::exp(V::load(x)));
     into[0] = m;
     const int n = v_dim + 2;
     int i = 1;

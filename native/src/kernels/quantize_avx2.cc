@@ -1,6 +1,7 @@
 // f32 activations to int8 blocks (A8) and int16 rows (A16). See quantize_scalar.cc.
-#include "kernels/math_avx2.h"
+#include "kernels/math_tile.h"
 #include "kernels/variants.h"
+#include "kernels/vector_avx2.h"
 
 namespace spola::avx2 {
 namespace {
@@ -68,15 +69,13 @@ bool quantize_a8(const float* x, int k, int8_t* q, float* d, float* s, int16_t* 
 bool quantize_a16(const float* x, int k, int16_t* q, float* d) {
   bool ok = true;
   __m256i m = _mm256_setzero_si256();
-  each8(k, [&](auto step, long i, __m256i mask) {
-    m = _mm256_max_epi32(m, abs_bits(load_step(step, x + i, mask)));
-  });
+  Maths<Vector>::each(k, [&](auto step, long i) { m = _mm256_max_epi32(m, abs_bits(step.load(x + i))); });
   const float amax = amax_of(max_lane(m), &ok);
   const float inverse = amax == 0 ? 0 : 32767.0f / amax;
-  each8(k, [&](auto step, long i, __m256i mask) {
-    const __m256i v = codes(load_step(step, x + i, mask), inverse);
+  Maths<Vector>::each(k, [&](auto step, long i) {
+    const __m256i v = codes(step.load(x + i), inverse);
     const __m128i packed = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    if constexpr (decltype(step)::value) {
+    if constexpr (step.kWhole) {
       _mm_storeu_si128(reinterpret_cast<__m128i_u*>(q + i), packed);
     } else {
       alignas(16) int16_t last[8];

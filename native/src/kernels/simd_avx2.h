@@ -6,9 +6,8 @@
 
 #include <immintrin.h>
 
+#include "kernels/inline.h"
 #include "kernels/records.h"
-
-#define SPOLA_INLINE inline __attribute__((always_inline))
 
 // Makes the value opaque to the optimizer, in a register. Without it GCC reassociates chains of sums into
 // trees of spilled temporaries.

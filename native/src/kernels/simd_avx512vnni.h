@@ -5,9 +5,8 @@
 
 #include <immintrin.h>
 
+#include "kernels/inline.h"
 #include "kernels/records.h"
-
-#define SPOLA_INLINE inline __attribute__((always_inline))
 
 namespace spola::avx512vnni {
 namespace {
