@@ -25,10 +25,8 @@ from typing import Any
 
 import msgspec
 
-sys.path.insert(0, str(Path(__file__).parent))
-from svg import Page
-
 from spola.backends.null import NullRunner
+from spola.charts import Page
 from spola.core.params import SamplingParams
 from spola.core.quantiles import describe
 from spola.core.runner import Runner

@@ -9,6 +9,7 @@ import click
 from spola.bench.kernels import ROWS, bench_kernels
 from spola.bench.limits import bench_lock, measure_limits
 from spola.bench.offline import Offline, Plan
+from spola.cli.bench_serve import serve
 from spola.cli.options import engine_options, model_option, read_options
 from spola.cli.output import emit_json, json_option, note
 from spola.core.dtype import BY_NAME
@@ -20,6 +21,9 @@ __all__ = ["command"]
 @click.group("bench", epilog="Example: spola bench offline -n 64 -b 1,4")
 def command() -> None:
     """Measure speed. One benchmark at a time runs on a machine; the load found is printed."""
+
+
+command.add_command(serve)
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:

@@ -1,11 +1,15 @@
-"""The little SVG that the experiments draw with: bars, lines and a chart of seats, in one page of panels."""
+"""Plain SVG: bars, plots with axes, and charts of seats over time, in one page of panels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 from xml.sax.saxutils import escape
 
-__all__ = ["Page", "colour"]
+from spola.charts.axes import Axis, short
+
+__all__ = ["Page", "Series", "colour"]
 
 COLOURS = ("#4878a8", "#e08214", "#5aae61", "#b2568c", "#777777")
 PREFILL, DECODE = "#e08214", "#4878a8"
@@ -14,6 +18,15 @@ FONT = 'font-family="sans-serif" font-size="11"'
 
 def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points (x, y) or (x, y, label) of a plot, joined by a line, or dots."""
+
+    name: str
+    points: Sequence[tuple[float, float] | tuple[float, float, str]]
+    kind: Literal["line", "dots"] = "line"
 
 
 class Page:
@@ -39,7 +52,8 @@ class Page:
 
     def curve(self, title: str, points: Sequence[tuple[float, float, str]], x_name: str, y_name: str) -> None:
         """Labelled points joined by a line, both axes from 0."""
-        right, top = (max((p[i] for p in points), default=0.0) or 1.0 for i in (0, 1))
+        right = max((x for x, _, _ in points), default=0.0) or 1.0
+        top = max((y for _, y, _ in points), default=0.0) or 1.0
         left, bottom, wide, tall = 60, self.height - 40, self.width - 100, self.height - 90
         at = [(left + wide * x / right, bottom - tall * y / top, name) for x, y, name in points]
         parts = [_text(10, 20, title, bold=True), _text(10, 36, f"{y_name} (up) over {x_name}")]
@@ -52,6 +66,57 @@ class Page:
         parts.append(_text(left + wide, bottom + 15, f"{right:.3g}", anchor="end"))
         parts.append(_text(left - 5, bottom - tall + 4, f"{top:.3g}", anchor="end"))
         self._add(parts)
+
+    def plot(
+        self,
+        title: str,
+        series: Sequence[Series],
+        x_name: str,
+        y_name: str,
+        *,
+        log_x: bool = False,
+        log_y: bool = False,
+    ) -> None:
+        """Any number of series on common axes with ticks; values that no logarithm has are left out."""
+        left, top, bottom = 56, 46, self.height - 44
+        every = [point for one in series for point in one.points]
+        across = Axis.over((p[0] for p in every), self.width - left - 24, log=log_x)
+        up = Axis.over((p[1] for p in every), bottom - top, log=log_y)
+        parts = [_text(10, 20, title, bold=True), _text(10, 36, y_name)]
+        for tick in up.ticks():
+            y = bottom - up.at(tick)
+            parts.append(f'<path d="M{left} {y:.1f}h{across.length:.1f}" stroke="#ddd"/>')
+            parts.append(_text(left - 5, y + 4, short(tick), anchor="end"))
+        for tick in across.ticks():
+            x = left + across.at(tick)
+            parts.append(f'<path d="M{x:.1f} {bottom}v4" stroke="#999"/>')
+            parts.append(_text(x, bottom + 16, short(tick), anchor="middle"))
+        parts.append(f'<path d="M{left} {top}V{bottom}h{across.length:.1f}" fill="none" stroke="#999"/>')
+        parts.append(_text(left + across.length, bottom + 32, x_name, anchor="end"))
+        for i, one in enumerate(series):
+            parts += self._series(one, i, across, up, left, bottom)
+            if len(series) > 1:
+                parts.append(_rect(left + 100 * i, bottom + 24, 9, 9, colour(i)))
+                parts.append(_text(left + 13 + 100 * i, bottom + 32, one.name))
+        self._add(parts)
+
+    @staticmethod
+    def _series(one: Series, i: int, across: Axis, up: Axis, left: float, bottom: float) -> list[str]:
+        shown = [p for p in one.points if (p[0] > 0 or not across.log) and (p[1] > 0 or not up.log)]
+        at = [(left + across.at(p[0]), bottom - up.at(p[1])) for p in shown]
+        parts = []
+        if one.kind == "line":
+            joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+            parts.append(f'<polyline points="{joined}" fill="none" stroke="{colour(i)}" stroke-width="2"/>')
+        else:
+            parts += [
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour(i)}" fill-opacity="0.7"/>'
+                for x, y in at
+            ]
+        for (x, y), point in zip(at, shown, strict=True):
+            if len(point) == 3 and point[2]:
+                parts.append(_text(x + 5, y - 5, point[2]))
+        return parts
 
     def seats(self, title: str, pieces: Sequence[tuple[int, float, float, str]], end: float) -> None:
         """Rows of seats over time: (seat from 1, start, length, prefill or decode)."""
