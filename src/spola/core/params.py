@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from spola.core.errors import RequestError
+from spola.core.structured import StructuredOutputsParams
 
 __all__ = ["MAX_LOGPROBS", "SamplingParams"]
 
@@ -34,6 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     generated before an end of sequence or stop token can be; stop strings end a text at any time. A
     ``bad_words`` string is never completed by the output, neither with nor without a space before it.
     ``seed`` is reduced modulo 2**64; None draws one at admission. ``stop`` may be given as one string.
+    ``structured_outputs`` is the form that the answer must have; no backend gets to see it.
 
     Raises RequestError naming the field on a value out of range.
     """
@@ -60,6 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         # vLLM's scripts write one stop as a string, and None for nothing.
@@ -99,6 +102,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise RequestError("stop_token_ids must be a list of token ids", param="stop_token_ids")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, _INT32 - 1)
+        if self.structured_outputs is not None and not isinstance(
+            self.structured_outputs, StructuredOutputsParams
+        ):
+            raise RequestError(
+                "structured_outputs must be a StructuredOutputsParams", param="structured_outputs"
+            )
         _check_bad_words(self.bad_words)
         _check_allowed(self.allowed_token_ids)
         for token, bias in (self.logit_bias or {}).items():

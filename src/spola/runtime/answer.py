@@ -33,11 +33,16 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     error: SpolaError | None = None
+    stop_id: int | None = None  # the last of ``token_ids`` ended the answer and is no text
+    cut: bool = False  # a stop string has ended the text
 
 
 @dataclass(slots=True)
 class Choice:
-    """What is known of one choice. ``stop_reason`` is the stop string or stop token id that ended it."""
+    """What is known of one choice. ``stop_reason`` is the stop string or stop token id that ended it.
+
+    ``stop_id`` is the last of ``token_ids`` if that is an end, not text.
+    """
 
     id: int
     index: int
@@ -47,6 +52,7 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    stop_id: int | None = None
     error: SpolaError | None = None
     summary: Summary | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -55,26 +61,35 @@ class Choice:
 class Job:
     """One prompt with its choices: ``take`` mail for any of them.
 
-    ``prompt_ids`` are the ids the engine was given. ``done`` once every choice has ended.
+    ``prompt_ids`` are the ids the engine was given. ``done`` once every choice has ended. ``visible`` are
+    special ids whose text is part of the answer.
     """
 
     def __init__(
-        self, ids: Sequence[int], prompt_ids: Sequence[int], params: SamplingParams, tokenizer: Tokenizer
+        self,
+        ids: Sequence[int],
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        visible: frozenset[int] = frozenset(),
     ) -> None:
         self.ids = tuple(ids)
         self.prompt_ids = prompt_ids
         self.params = params
-        self.choices = [Choice(id, index, self._stream(params, tokenizer)) for index, id in enumerate(ids)]
+        self.choices = [
+            Choice(id, index, self._stream(params, tokenizer, visible)) for index, id in enumerate(ids)
+        ]
         self._by_id = {choice.id: choice for choice in self.choices}
         self._left = len(self.choices)
 
     @staticmethod
-    def _stream(params: SamplingParams, tokenizer: Tokenizer) -> TextStream:
+    def _stream(params: SamplingParams, tokenizer: Tokenizer, visible: frozenset[int]) -> TextStream:
         return TextStream(
             tokenizer,
             params.stop,
             include_stop=params.include_stop_str_in_output,
             skip_special=params.skip_special_tokens,
+            visible=visible,
         )
 
     @property
@@ -107,6 +122,7 @@ class Job:
         if mail.finish_reason is not None:
             text += choice.stream.finish()
             choice.summary = mail.summary
+            choice.stop_id = mail.stop_id
             if mail.error is not None:
                 choice.error = SpolaError(mail.error)
             if choice.stream.matched is not None:
@@ -115,7 +131,16 @@ class Job:
                 choice.stop_reason = mail.stop_id
             self._end(choice, mail.finish_reason)
         choice.text += text
-        return Delta(choice.index, text, mail.ids, mail.logprobs or (), choice.finish_reason, choice.error)
+        return Delta(
+            choice.index,
+            text,
+            mail.ids,
+            mail.logprobs or (),
+            choice.finish_reason,
+            choice.error,
+            mail.stop_id,
+            choice.stream.stopped,
+        )
 
     def _end(self, choice: Choice, reason: FinishReason) -> None:
         choice.finish_reason = reason

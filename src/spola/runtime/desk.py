@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from spola.core.params import SamplingParams
 from spola.runtime.answer import Delta, Job
@@ -18,13 +19,25 @@ __all__ = ["Desk", "Ticket"]
 
 
 class Ticket:
-    """One request in flight: ``get`` waits for news. Holds at most one Delta for each choice."""
+    """One request in flight: ``get`` waits for news. Holds at most one Delta for each choice.
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    A request of several prompts has several ``jobs``; ``Delta.index`` counts through the choices of all.
+    """
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = tuple(jobs)
         self._waiting: dict[int, Delta] = {}
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
+
+    @property
+    def job(self) -> Job:
+        """The only job, or the first."""
+        return self.jobs[0]
+
+    @property
+    def done(self) -> bool:
+        return all(job.done for job in self.jobs)
 
     def put(self, delta: Delta) -> None:
         """Take news in; a slow reader finds them merged, so that the outbox stays as small as the answer."""
@@ -37,10 +50,12 @@ class Ticket:
                 old.logprobs + delta.logprobs,
                 delta.finish_reason,
                 delta.error,
+                delta.stop_id,
+                delta.cut,
             )
         self._waiting[delta.index] = delta
         self._news.set()
-        if self.job.done:
+        if self.done:
             self._ended.set()
 
     async def end(self) -> None:
@@ -65,30 +80,37 @@ class Desk:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, tuple[Ticket, Job, int]] = {}  # by id: and how many choices come before
         self._mailbox = AsyncMailbox(asyncio.get_running_loop(), self._deliver)
 
-    def submit(
-        self,
-        ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> Ticket:
+    def submit(self, ids: Sequence[int], params: SamplingParams, **how: Any) -> Ticket:
         """Queue a request, as ``Service.submit``. Raises SpolaError when it is refused at once."""
-        job = self.service.submit(ids, params, self._mailbox, priority=priority, cache_salt=cache_salt)
-        ticket = Ticket(job)
-        for id in ticket.job.ids:
-            self._tickets[id] = ticket
+        return self.submit_all([ids], params, **how)
+
+    def submit_all(self, prompts: Sequence[Sequence[int]], params: SamplingParams, **how: Any) -> Ticket:
+        """Queue one request of several prompts: all of them or, if one is refused at once, none."""
+        for ids in prompts:
+            self.service.check(ids, params)
+        jobs: list[Job] = []
+        try:
+            jobs += (self.service.submit(ids, params, self._mailbox, **how) for ids in prompts)
+        except BaseException:
+            for job in jobs:
+                self.service.abort(job)
+            raise
+        ticket = Ticket(jobs)
+        for place, job in enumerate(jobs):
+            for id in job.ids:
+                self._tickets[id] = ticket, job, place * params.n
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """Nobody waits for ``ticket`` any more: abort what still runs and forget it."""
-        for id in ticket.job.ids:
-            self._tickets.pop(id, None)
-        if not ticket.job.done:
-            self.service.abort(ticket.job)
+        for job in ticket.jobs:
+            for id in job.ids:
+                self._tickets.pop(id, None)
+            if not job.done:
+                self.service.abort(job)
 
     @property
     def busy(self) -> bool:
@@ -100,6 +122,9 @@ class Desk:
 
     def _deliver(self, mail: list[Mail]) -> None:
         for piece in mail:
-            ticket = self._tickets.get(piece.id)
-            if ticket is not None:
-                ticket.put(ticket.job.take(piece))
+            found = self._tickets.get(piece.id)
+            if found is not None:
+                ticket, job, before = found
+                delta = job.take(piece)
+                delta.index += before
+                ticket.put(delta)

@@ -73,15 +73,18 @@ class Service:
         self.load_s = load_s
         self._real = real_tokens(tokenizer, spec.vocab)
 
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
+    def prompt_ids(self, prompt: Prompt, *, add_special: bool = True) -> list[int]:
         """The ids of a prompt that is not a chat: text, in which special tokens are read, or ids as given.
+
+        ``add_special`` False: no BOS before the text, whatever the model says.
 
         Raises RequestError for text that is no Unicode, or far too long to be worth tokenizing, and for ids
         that are not in the vocabulary.
         """
         if isinstance(prompt, str):
             self._check_length(prompt)
-            return self.tokenizer.encode(prompt, add_eos=False, parse_special=True)
+            bos = None if add_special else False
+            return self.tokenizer.encode(prompt, add_bos=bos, add_eos=False, parse_special=True)
         ids = list(prompt)
         self.tokenizer.check_ids(ids, "prompt")
         return ids
@@ -140,16 +143,17 @@ class Service:
         cache_salt: str | None = None,
         key: str = "",
         timeout_s: float | None = None,
+        visible: frozenset[int] = frozenset(),
     ) -> Job:
         """Queue ``ids`` with all its choices; their mail goes to ``mailbox``. Lower ``priority`` goes first.
 
         ``key`` is whose request it is: within a class keys get equal shares. What is not finished after
-        ``timeout_s`` ends with an error.
+        ``timeout_s`` ends with an error. ``visible`` are special ids whose text is part of the answer.
         Requests whose ``cache_salt`` differ share nothing in the prefix cache, so that how soon an answer
         begins says nothing about what others have asked. Raises as ``check``.
         """
         self.check(ids, params)
-        job = Job([self.loop.next_id() for _ in range(params.n)], ids, params, self.tokenizer)
+        job = Job([self.loop.next_id() for _ in range(params.n)], ids, params, self.tokenizer, visible)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         now = self.loop.clock()
         # The choices have one prompt: its log-probabilities are computed for the first.
@@ -163,7 +167,7 @@ class Service:
                 seed=seed,
                 choice=choice.index,
                 eos_ids=self.tokenizer.eos_ids,
-                guard=self._guard(params),
+                guard=self._guard(params, visible),
                 bad_ids=bad_ids,
                 priority=priority,
                 arrival_s=now,
@@ -185,7 +189,7 @@ class Service:
         """End the engine thread and free the model. Idempotent."""
         self.loop.close()
 
-    def _guard(self, params: SamplingParams) -> Guard | None:
+    def _guard(self, params: SamplingParams, visible: frozenset[int]) -> Guard | None:
         guard = None
         if params.stop:
             guard = StopGuard(
@@ -193,5 +197,6 @@ class Service:
                 params.stop,
                 include_stop=params.include_stop_str_in_output,
                 skip_special=params.skip_special_tokens,
+                visible=visible,
             )
         return guard if self._real is None else PaddingGuard(self._real, guard)

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from spola.core.errors import SpolaError
 from spola.runtime.desk import Desk
 from spola.runtime.service import Service
+from spola.server.asks import Terms
 from spola.server.errors import ApiError, error_response, from_spola, internal_error, json_response
 from spola.server.generate import chat_completions, completions
 from spola.server.live import live
@@ -27,7 +28,7 @@ __all__ = ["MAX_BODY", "State", "create_app"]
 MAX_BODY = 16 << 20
 
 _Handler = Callable[[Request], Awaitable[Response]]
-_Endpoint = Callable[[Desk, str, Request, bytes], Awaitable[Response]]
+_Endpoint = Callable[[Desk, Terms, Request, bytes], Awaitable[Response]]
 
 
 class State:
@@ -76,7 +77,7 @@ def create_app(state: State) -> Starlette:
     def posted(endpoint: _Endpoint) -> _Handler:
         async def handle(request: Request) -> Response:
             desk = state.open_desk()
-            return await endpoint(desk, state.name, request, await _body(request))
+            return await endpoint(desk, Terms(model=state.name), request, await _body(request))
 
         return handle
 

@@ -1,83 +1,188 @@
 """From a request's body to what the engine needs: ids, sampling settings and the shape of the answer.
 
-One way in for HTTP and for batch files. Parses, checks and tokenizes; sends nothing. Any thread may call it.
+One way in for HTTP, for batch files and for routes that speak other protocols. Parses, checks and tokenizes;
+sends nothing. Any thread may call it; it can take a while, so not the event loop's.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from spola.core.errors import RequestError
 from spola.core.params import SamplingParams
 from spola.runtime.service import Service
 from spola.server.errors import ApiError
-from spola.server.replies import ChatShape, CompletionShape, Shape
-from spola.server.schema import ChatRequest, CompletionRequest, parse, plain
+from spola.server.fields import CONSTRAINTS, ChatRequest, CommonRequest, CompletionRequest
+from spola.server.replies import ChatShape, CompletionShape, Echo, Shape, Style
+from spola.server.schema import decode, parse_object, plain
 
-__all__ = ["ASKS", "Ask", "chat_ask", "completion_ask", "fingerprint"]
+__all__ = ["ASKS", "Ask", "Body", "Terms", "chat_ask", "completion_ask", "fingerprint"]
 
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+MAX_PROMPTS = 1024
+MAX_CHOICES = 4096  # of all prompts together
+MAX_LEGACY_LOGPROBS = 5
+MAX_TIMEOUT_S = 86400.0
+
+Body = bytes | Mapping[str, Any]
+
+# Fields that mean the same in SamplingParams.
+_AS_GIVEN = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "logprobs_mode",
+)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the server adds to a request: the name its model goes by, whether unknown fields are refused,
+    and whose request it is.
+    """
+
+    model: str
+    strict: bool = False
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A checked request. ``stream``: the answer is wanted in pieces."""
+    """A checked request. ``stream``: the answer is wanted in pieces. ``how``: more for ``Service.submit``.
 
-    ids: list[int]
+    ``prompts`` is more than one for a completion of several; a chat has one. ``unknown``: fields of the body
+    that nobody knows, to be told in the answer's head.
+    """
+
+    prompts: tuple[list[int], ...]
     params: SamplingParams
     shape: Shape
     stream: bool
-    cache_salt: str | None = None
+    how: Mapping[str, Any]
+    unknown: tuple[str, ...] = ()
 
 
-def completion_ask(service: Service, name: str, body: bytes) -> Ask:
+def completion_ask(service: Service, terms: Terms, body: Body) -> Ask:
     """A body for /v1/completions. Raises ApiError or SpolaError naming the field."""
-    request = parse(body, CompletionRequest)
-    _check_model(request.model, name)
-    prompt: Any = request.prompt
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
-        if len(prompt) > 1:
-            raise ApiError(400, "several prompts in one request are not supported yet", param="prompt")
-        prompt = prompt[0]
+    parsed = parse_object(_object(body), CompletionRequest, strict=terms.strict)
+    request = parsed.request
+    _check_model(request.model, terms.model)
+    _not_yet(request)
+    prompts, texts = _prompts(service, request)
     limit = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    only = limit == 0 and bool(request.echo)
+    n = 1 if request.n is None else request.n
+    best_of = n if request.best_of is None else request.best_of
+    _check_best_of(request, n, best_of)
+    top = request.logprobs
+    if top is not None and not 0 <= top <= MAX_LEGACY_LOGPROBS:
+        raise ApiError(
+            400, f"logprobs must be between 0 and {MAX_LEGACY_LOGPROBS}, not {top}", param="logprobs"
+        )
+    if request.echo and request.prompt_logprobs is not None:
+        raise ApiError(400, "prompt_logprobs: with echo, logprobs lists the prompt", param="prompt_logprobs")
+    params = _params(
+        service,
+        request,
+        n=best_of,
+        max_tokens=1 if only else limit,
+        logprobs=0 if top is None and best_of > n else top,
+        prompt_logprobs=top if request.echo else request.prompt_logprobs,
+    )
+    if len(prompts) * params.n > MAX_CHOICES:
+        raise ApiError(400, f"prompt and n ask for more than {MAX_CHOICES} choices", param="n")
+    for ids in prompts:
+        service.check(ids, params)
     return Ask(
-        ids=service.prompt_ids(prompt),
-        params=_params(service, request, limit),
-        shape=CompletionShape(name, fingerprint(service), include_usage=_wants_usage(request)),
+        prompts=prompts,
+        params=params,
+        shape=CompletionShape(
+            _style(service, terms, request, params, top),
+            echo=Echo(texts, only) if request.echo else None,
+            n=n,
+        ),
         stream=bool(request.stream),
-        cache_salt=request.cache_salt,
+        how=_how(terms, request),
+        unknown=parsed.unknown,
     )
 
 
-def chat_ask(service: Service, name: str, body: bytes) -> Ask:
+def chat_ask(service: Service, terms: Terms, body: Body) -> Ask:
     """A body for /v1/chat/completions. Raises ApiError or SpolaError naming the field."""
-    request = parse(body, ChatRequest)
-    _check_model(request.model, name)
+    parsed = parse_object(_object(body), ChatRequest, strict=terms.strict)
+    request = parsed.request
+    _check_model(request.model, terms.model)
+    _not_yet(
+        request,
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "include_reasoning",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template_kwargs",
+    )
     if not request.messages:
         raise ApiError(400, "messages is empty", param="messages")
-    if request.max_tokens is not None and request.max_completion_tokens is not None:
+    newer, older = request.max_completion_tokens, request.max_tokens
+    if older is not None and newer is not None:
         raise ApiError(
             400, "give max_completion_tokens or max_tokens, not both", param="max_completion_tokens"
         )
-    messages = [plain(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
-    newer, older = request.max_completion_tokens, request.max_tokens
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
+    top = (request.top_logprobs or 0) if request.logprobs else None
+    if top is not None and not 0 <= top <= 20:
+        raise ApiError(400, f"top_logprobs must be between 0 and 20, not {top}", param="top_logprobs")
+    ids = service.chat_ids([plain(message, f"messages[{i}]") for i, message in enumerate(request.messages)])
+    params = _params(
+        service,
+        request,
+        n=request.n,
+        max_tokens=older if newer is None else newer,
+        logprobs=top,
+        prompt_logprobs=request.prompt_logprobs,
+    )
+    service.check(ids, params)
     return Ask(
-        ids=service.chat_ids(messages),
-        params=_params(service, request, older if newer is None else newer),
-        shape=ChatShape(name, fingerprint(service), include_usage=_wants_usage(request)),
+        prompts=(ids,),
+        params=params,
+        shape=ChatShape(_style(service, terms, request, params, top)),
         stream=bool(request.stream),
-        cache_salt=request.cache_salt,
+        how=_how(terms, request),
+        unknown=parsed.unknown,
     )
 
 
-ASKS: dict[str, Callable[[Service, str, bytes], Ask]] = {
+ASKS: dict[str, Callable[[Service, Terms, Body], Ask]] = {
     "/v1/completions": completion_ask,
     "/v1/chat/completions": chat_ask,
 }
+
+
+def _not_yet(request: CommonRequest, *more: str) -> None:
+    for name in (*CONSTRAINTS, *more):
+        if getattr(request, name) is not None:
+            raise ApiError(400, f"{name} is not supported yet", param=name)
+
+
+def _object(body: Body) -> dict[str, Any]:
+    return decode(body) if isinstance(body, bytes) else dict(body)
 
 
 def _check_model(asked: str | None, name: str) -> None:
@@ -90,22 +195,94 @@ def _check_model(asked: str | None, name: str) -> None:
         )
 
 
-def _params(
-    service: Service, request: CompletionRequest | ChatRequest, max_tokens: int | None
-) -> SamplingParams:
+def _prompts(service: Service, request: CompletionRequest) -> tuple[tuple[list[int], ...], tuple[str, ...]]:
+    """The ids of every prompt, and its text as echo shows it."""
+    given = request.prompt
+    if isinstance(given, list) and not given:
+        raise ApiError(400, "prompt is an empty list", param="prompt")
+    many = isinstance(given, list) and not all(_number(item) for item in given)
+    listed: list[Any] = given if many and isinstance(given, list) else [given]
+    if len(listed) > MAX_PROMPTS:
+        raise ApiError(400, f"prompt has {len(listed)} prompts; {MAX_PROMPTS} at most", param="prompt")
+    ids, texts = [], []
+    for place, item in enumerate(listed):
+        where = f"prompt[{place}]" if many else "prompt"
+        if not isinstance(item, str) and not (isinstance(item, list) and all(_number(i) for i in item)):
+            raise ApiError(400, f"{where} must be a text or a list of token ids", param="prompt")
+        try:
+            found = service.prompt_ids(item, add_special=request.add_special_tokens is not False)
+        except RequestError as error:
+            raise ApiError(error.status, f"{where}: {error}", param="prompt", code=error.code) from None
+        if not found:
+            raise ApiError(400, f"{where} is empty", param="prompt")
+        ids.append(found)
+        texts.append(item if isinstance(item, str) else service.tokenizer.decode(found, skip_special=False))
+    return tuple(ids), tuple(texts)
+
+
+def _number(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def _check_best_of(request: CompletionRequest, n: int, best_of: int) -> None:
+    if best_of < n:
+        raise ApiError(400, f"best_of ({best_of}) must be at least n ({n})", param="best_of")
+    if best_of > n and request.stream:
+        raise ApiError(400, "best_of above n cannot be streamed", param="best_of")
+
+
+def _params(service: Service, request: CommonRequest, **given: Any) -> SamplingParams:
     stop = () if request.stop is None else request.stop
+    if request.stream and request.prompt_logprobs is not None:
+        raise ApiError(400, "prompt_logprobs is not possible in a stream", param="prompt_logprobs")
     return service.defaults_with(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
+        **{name: getattr(request, name) for name in _AS_GIVEN},
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        ignore_eos=request.ignore_eos,
-        max_tokens=max_tokens,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        bad_words=tuple(request.bad_words or ()),
+        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+        logit_bias=_biases(request.logit_bias),
+        **given,
     )
 
 
-def _wants_usage(request: CompletionRequest | ChatRequest) -> bool:
-    return request.stream_options is not None and bool(request.stream_options.include_usage)
+def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
+    out: dict[int, float] = {}
+    for name, value in (given or {}).items():
+        if not name.isascii() or not name.isdigit() or len(name) > 10:
+            raise ApiError(400, f"logit_bias: {name[:40]!r} is no token id", param="logit_bias")
+        out[int(name)] = value
+    return out or None
+
+
+def _how(terms: Terms, request: CommonRequest) -> dict[str, Any]:
+    if request.priority is not None and abs(request.priority) > 2**31:
+        raise ApiError(400, "priority must fit 32 bits", param="priority")
+    timeout = request.timeout
+    if timeout is not None and not 0 < timeout <= MAX_TIMEOUT_S:
+        raise ApiError(400, f"timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds", param="timeout")
+    return {
+        "priority": request.priority or 0,
+        "cache_salt": request.cache_salt,
+        "key": terms.key,
+        "timeout_s": timeout,
+    }
+
+
+def _style(
+    service: Service, terms: Terms, request: CommonRequest, params: SamplingParams, top: int | None
+) -> Style:
+    options = request.stream_options
+    return Style(
+        model=terms.model,
+        fingerprint=fingerprint(service),
+        tokenizer=service.tokenizer,
+        params=params,
+        top=top,
+        include_usage=options is not None and bool(options.include_usage or options.continuous_usage_stats),
+        running_usage=options is not None and bool(options.continuous_usage_stats),
+        token_ids=bool(request.return_token_ids),
+    )
 
 
 def fingerprint(service: Service) -> str:

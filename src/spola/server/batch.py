@@ -21,7 +21,7 @@ from spola.runtime.answer import Job
 from spola.runtime.journal import Journal, replace_file
 from spola.runtime.loop import QueueMailbox
 from spola.runtime.service import Service
-from spola.server.asks import ASKS, Ask, fingerprint
+from spola.server.asks import ASKS, Ask, Terms, fingerprint
 from spola.server.batch_input import BatchInput, Entry
 from spola.server.errors import ApiError, error_body, from_spola
 
@@ -41,7 +41,11 @@ class Tally:
 class _Live:
     entry: Entry
     ask: Ask
-    job: Job
+    jobs: list[Job]
+
+    @property
+    def done(self) -> bool:
+        return all(job.done for job in self.jobs)
 
 
 def partial_path(out: Path) -> Path:
@@ -127,7 +131,7 @@ class _Run:
                     self._keep(self._finished(), len(left))
         except BaseException:  # also an interrupt: nothing may go on generating for nobody
             for live in self.live.values():
-                self.service.abort(live.job)
+                self._abort(live.jobs)
             raise
 
     def _start(self, entry: Entry) -> list[dict[str, Any]]:
@@ -137,16 +141,25 @@ class _Run:
             params = ask.params
             if params.seed is None:
                 params = msgspec.structs.replace(params, seed=int(entry.key[:15], 16))
-            job = self.service.submit(
-                ask.ids, params, self.mailbox, priority=entry.priority, cache_salt=ask.cache_salt
-            )
+            how = {**ask.how, "priority": entry.priority or ask.how["priority"]}
+            jobs: list[Job] = []
+            try:
+                jobs += (self.service.submit(ids, params, self.mailbox, **how) for ids in ask.prompts)
+            except SpolaError:
+                self._abort(jobs)
+                raise
         except ApiError as error:
             return [_refusal(entry, error)]
         except (RequestError, CapacityError) as error:
             return [_refusal(entry, from_spola(error))]
-        live = _Live(entry, ask, job)
-        self.live |= dict.fromkeys(job.ids, live)
+        live = _Live(entry, ask, jobs)
+        for job in jobs:
+            self.live |= dict.fromkeys(job.ids, live)
         return []
+
+    def _abort(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self.service.abort(job)
 
     def _ask(self, line: dict[str, Any]) -> Ask:
         if line.get("method") != "POST":
@@ -155,7 +168,10 @@ class _Run:
         make = ASKS.get(url) if isinstance(url, str) else None
         if make is None:
             raise ApiError(400, f"url must be one of {', '.join(sorted(ASKS))}, not {url!r:.80}", param="url")
-        ask = make(self.service, self.name, msgspec.json.encode(body))
+        if not isinstance(body, dict):
+            raise ApiError(400, "the body must be a JSON object")
+        # There is no header to tell unknown fields in.
+        ask = make(self.service, Terms(model=self.name, strict=True), body)
         if ask.stream:
             raise ApiError(400, "stream is not possible in a batch", param="stream")
         return ask
@@ -167,26 +183,26 @@ class _Run:
             live = self.live.get(mail.id)
             if live is None:
                 continue
-            live.job.take(mail)
-            if live.job.done:
-                for id in live.job.ids:
-                    self.live.pop(id, None)
+            next(job for job in live.jobs if mail.id in job.ids).take(mail)
+            if live.done:
+                for job in live.jobs:
+                    for id in job.ids:
+                        self.live.pop(id, None)
                 results.append(self._result(live))
         return results
 
     def _result(self, live: _Live) -> dict[str, Any]:
-        for choice in live.job.choices:
+        for choice in (choice for job in live.jobs for choice in job.choices):
             if choice.error is not None:
                 if not self.service.loop.alive:
                     raise choice.error  # the engine's end is no result of this line
                 return _refusal(live.entry, from_spola(choice.error))
             if choice.finish_reason == "abort":
                 raise SpolaError("the engine was shut down")
-        body = live.ask.shape.whole(live.job)
-        prefix = body["id"].partition("-")[0]
-        body |= {"id": f"{prefix}-{live.entry.key[:24]}", "created": self.created}
-        # Depends on what else had run, and the output must not.
-        body["usage"].pop("prompt_tokens_details", None)
+        live.ask.shape.identify(live.entry.key[:24], self.created)
+        body = live.ask.shape.whole(live.jobs)
+        # These depend on what else had run, and the output must not.
+        del body["usage"]["prompt_tokens_details"], body["usage"]["timing"]
         return _line(live.entry, 200, body)
 
     def _keep(self, results: list[dict[str, Any]], left: int) -> None:

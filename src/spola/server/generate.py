@@ -1,9 +1,13 @@
-"""The two generating endpoints: from a checked body to a whole answer or a stream of events."""
+"""The two generating endpoints: from a checked body to a whole answer or a stream of events.
+
+``begin``, ``finished`` and ``news`` are the steps between, for routes that word the answer otherwise.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -11,62 +15,90 @@ from starlette.responses import Response
 from spola.core.errors import SpolaError
 from spola.runtime.answer import Delta
 from spola.runtime.desk import Desk, Ticket
-from spola.server.asks import Ask, chat_ask, completion_ask
+from spola.runtime.service import Service
+from spola.server.asks import Ask, Body, Terms, chat_ask, completion_ask
 from spola.server.errors import ApiError, error_body, from_spola, internal_error, json_response
-from spola.server.replies import Shape
+from spola.server.schema import reported
 from spola.server.sse import DONE, PING, EventStream, event, gone
 
-__all__ = ["chat_completions", "completions"]
+__all__ = ["UNKNOWN_FIELDS", "begin", "chat_completions", "completions", "finished", "news", "prepared"]
 
 PING_AFTER_S = 10.0
+UNKNOWN_FIELDS = "X-Spola-Unknown-Fields"
+
+_Make = Callable[[Service, Terms, Body], Ask]
 
 
-async def completions(desk: Desk, name: str, http: HttpRequest, body: bytes) -> Response:
+async def completions(desk: Desk, terms: Terms, http: HttpRequest, body: Body) -> Response:
     """POST /v1/completions."""
-    return await _answer(desk, http, await asyncio.to_thread(completion_ask, desk.service, name, body))
+    return await _answer(desk, http, await prepared(completion_ask, desk, terms, body))
 
 
-async def chat_completions(desk: Desk, name: str, http: HttpRequest, body: bytes) -> Response:
+async def chat_completions(desk: Desk, terms: Terms, http: HttpRequest, body: Body) -> Response:
     """POST /v1/chat/completions."""
-    return await _answer(desk, http, await asyncio.to_thread(chat_ask, desk.service, name, body))
+    return await _answer(desk, http, await prepared(chat_ask, desk, terms, body))
 
 
-async def _answer(desk: Desk, http: HttpRequest, ask: Ask) -> Response:
-    ticket = desk.submit(ask.ids, ask.params, cache_salt=ask.cache_salt)
-    if ask.stream:
-        return EventStream(_frames(desk, ticket, ask.shape))
-    try:
-        await _until_done(ticket, http)
-    finally:
-        desk.leave(ticket)
-    if not ticket.job.done:
-        return Response(status_code=499)  # the client has left: nobody reads this
-    for choice in ticket.job.choices:
-        _raise_unless_fine(choice.finish_reason, choice.error)
-    return json_response(ask.shape.whole(ticket.job))
+async def prepared(make: _Make, desk: Desk, terms: Terms, body: Body) -> Ask:
+    """``make``'s Ask, made off the event loop: templates, tokens and grammars take their time."""
+    return await asyncio.to_thread(make, desk.service, terms, body)
 
 
-async def _until_done(ticket: Ticket, http: HttpRequest) -> None:
-    """Wait for the end of the job, or for the client to leave."""
+def begin(desk: Desk, ask: Ask) -> Ticket:
+    """Send ``ask`` to the engine. Raises SpolaError when it is refused; ``desk.leave`` the ticket at last."""
+    return desk.submit_all(ask.prompts, ask.params, **ask.how)
+
+
+async def finished(desk: Desk, ticket: Ticket, http: HttpRequest) -> bool:
+    """Wait for the end and leave the desk; False when the client has left first.
+
+    Raises ApiError when the answer is an error.
+    """
     waiters = [asyncio.create_task(gone(http.receive)), asyncio.create_task(ticket.end())]
     try:
         await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for waiter in waiters:
             waiter.cancel()
+        desk.leave(ticket)
+    if not ticket.done:
+        return False
+    for job in ticket.jobs:
+        for choice in job.choices:
+            _raise_unless_fine(choice.finish_reason, choice.error)
+    return True
 
 
-async def _frames(desk: Desk, ticket: Ticket, shape: Shape) -> AsyncGenerator[bytes, None]:
+async def news(ticket: Ticket) -> AsyncIterator[list[Delta]]:
+    """What comes, step by step; an empty list after ``PING_AFTER_S`` seconds of silence.
+
+    Raises ApiError when the answer ends in an error.
+    """
+    while not ticket.done:
+        deltas = await ticket.get(PING_AFTER_S)
+        for delta in deltas:
+            _raise_unless_fine(delta.finish_reason, delta.error)
+        yield deltas
+
+
+async def _answer(desk: Desk, http: HttpRequest, ask: Ask) -> Response:
+    headers = {UNKNOWN_FIELDS: reported(ask.unknown)} if ask.unknown else {}
+    ticket = begin(desk, ask)
+    if ask.stream:
+        return EventStream(_frames(desk, ticket, ask), headers)
+    if not await finished(desk, ticket, http):
+        return Response(status_code=499)  # the client has left: nobody reads this
+    return json_response(ask.shape.whole(ticket.jobs), headers=headers)
+
+
+async def _frames(desk: Desk, ticket: Ticket, ask: Ask) -> AsyncGenerator[bytes, None]:
     """The events of a stream: chunks, then usage if asked for, then the end; an error ends it early."""
     try:
-        while not ticket.job.done:
-            news = await ticket.get(PING_AFTER_S)
-            if not news:
-                yield PING
+        async for deltas in news(ticket):
             # What one step gave goes out in one write.
-            yield b"".join(_events(news, shape))
-        if shape.include_usage:
-            yield event(shape.usage_chunk(ticket.job))
+            yield b"".join(_events(deltas, ticket, ask)) if deltas else PING
+        if ask.shape.style.include_usage:
+            yield event(ask.shape.usage_chunk(ticket.jobs))
         yield DONE
     except ApiError as error:
         yield event(error_body(error))
@@ -76,12 +108,11 @@ async def _frames(desk: Desk, ticket: Ticket, shape: Shape) -> AsyncGenerator[by
         desk.leave(ticket)
 
 
-def _events(news: list[Delta], shape: Shape) -> list[bytes]:
-    out = []
-    for delta in news:
-        _raise_unless_fine(delta.finish_reason, delta.error)
-        out += [event(chunk) for chunk in shape.chunks(delta.index, delta.text, delta.finish_reason)]
-    return out
+def _events(deltas: list[Delta], ticket: Ticket, ask: Ask) -> list[bytes]:
+    chunks: list[dict[str, Any]] = []
+    for delta in deltas:
+        chunks += ask.shape.chunks(delta, ticket.jobs)
+    return [event(chunk) for chunk in chunks]
 
 
 def _raise_unless_fine(finish: str | None, error: SpolaError | None) -> None:

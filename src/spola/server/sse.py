@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import msgspec
@@ -34,12 +34,12 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
         self.frames = frames
         self.status_code = 200
         self.background = None
         self.body = b""
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         # The length is not known: the base class has counted an empty body.
         self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
 

@@ -90,8 +90,9 @@ class TextStream:
         include_stop: bool = False,
         skip_special: bool = True,
         start: bool = False,
+        visible: frozenset[int] = frozenset(),
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special, start=start)
+        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special, start=start, visible=visible)
         self._matcher = StopMatcher(stops, include_stop=include_stop) if stops else None
 
     @property
@@ -139,8 +140,9 @@ class StopGuard:
         *,
         include_stop: bool = False,
         skip_special: bool = True,
+        visible: frozenset[int] = frozenset(),
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
+        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special, visible=visible)
         self._matcher = StopMatcher(stops, include_stop=include_stop)
         self._past: deque[tuple[tuple[bytes, bool], tuple[str, str | None]]] = deque(maxlen=_MAX_ROLLBACK)
 

@@ -31,12 +31,20 @@ class Detokenizer:
     Ill-formed bytes become U+FFFD, one for each maximal subpart (Unicode 15, section 3.9; the WHATWG
     decoder), as soon as they are known to be ill-formed. ``start``: the ids begin a text, so the space
     that SentencePiece models put before a text is taken off; leave it False for what continues a prompt,
-    where a first space is the model's own.
+    where a first space is the model's own. ``visible`` are special ids that are text all the same.
     """
 
-    def __init__(self, tokenizer: TokenBytes, *, skip_special: bool = True, start: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenBytes,
+        *,
+        skip_special: bool = True,
+        start: bool = False,
+        visible: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._visible = visible
         self._strip = start and tokenizer.strips_first_space
         self._decoder = _decoder("replace")
 
@@ -59,7 +67,8 @@ class Detokenizer:
 
     def _piece(self, token: int) -> bytes:
         if self._tokenizer.is_special(token):
-            return b"" if self._skip_special else self._tokenizer.token_bytes(token)
+            hidden = self._skip_special and token not in self._visible
+            return b"" if hidden else self._tokenizer.token_bytes(token)
         data = self._tokenizer.token_bytes(token)
         if self._strip and data:
             self._strip = False
