@@ -9,9 +9,11 @@
 
 #include "base/bandwidth.h"
 #include "bind_step.h"
+#include "decoder/convert.h"
 #include "decoder/decoder.h"
 #include "decoder/measure.h"
 #include "decoder/self_check.h"
+#include "kernels/encode.h"
 #include "kernels/pack.h"
 
 namespace nb = nanobind;
@@ -243,6 +245,30 @@ size_t packed(int type, int64_t rows, int64_t cols, bool precise) {
   return packed_bytes(scheme, rows, static_cast<int>(cols));
 }
 
+nb::object convert(int from, int to, int64_t rows, int64_t cols, nb::handle data, int threads) {
+  const View view(data);
+  const auto source = static_cast<GgmlType>(from), target = static_cast<GgmlType>(to);
+  const TypeShape in = type_shape(source), out = type_shape(target);
+  if (in.values == 0 || !can_encode(target)) throw nb::value_error("convert: there is no such conversion");
+  if (rows < 1 || cols < 1 || cols > INT32_MAX || cols % in.values || cols % out.values || threads < 1) {
+    throw nb::value_error("convert: rows that are no whole blocks, or no threads");
+  }
+  if (view.size() != static_cast<size_t>(rows * (cols / in.values)) * static_cast<size_t>(in.bytes)) {
+    throw nb::value_error("convert: the data do not fit the shape");
+  }
+  const int64_t size = rows * (cols / out.values) * out.bytes;
+  nb::object bytes = nb::steal(PyByteArray_FromStringAndSize(nullptr, size));
+  if (!bytes.is_valid()) throw nb::python_error();
+  auto* stored = reinterpret_cast<uint8_t*>(PyByteArray_AsString(bytes.ptr()));
+  std::string problem;
+  {
+    nb::gil_scoped_release release;
+    problem = convert_rows(source, target, rows, cols, view.data(), stored, threads);
+  }
+  if (!problem.empty()) throw nb::value_error(problem.c_str());
+  return bytes;
+}
+
 std::vector<double> bandwidth(size_t bytes, int threads, int passes, bool huge_pages) {
   nb::gil_scoped_release release;
   return measure_read_bandwidth(bytes, threads, passes, huge_pages);
@@ -268,6 +294,8 @@ NB_MODULE(_native, m) {
         "Bytes per second of each pass over a buffer.");
   m.def("packed_bytes", &packed, "type"_a, "rows"_a, "cols"_a, "precise"_a,
         "Bytes that a matrix of GGUF type `type` takes once it is packed.");
+  m.def("convert", &convert, "source"_a, "target"_a, "rows"_a, "cols"_a, "data"_a, "threads"_a,
+        "Rows of GGUF type `source` as a bytearray of type `target`; ValueError naming the row that has no value.");
   m.def(
       "self_check", [](const std::string& isa) { return self_check(kernels_of(isa)); }, "isa"_a,
       "Name of a kernel whose bits differ from its scalar twin's, or an empty string.");

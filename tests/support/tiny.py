@@ -24,7 +24,7 @@ from spola.spec.kv import kv_groups
 from spola.spec.manifest import TensorInfo, manifest
 from support.blocks import encode, make_tensor
 
-__all__ = ["Tiny", "TinyModel", "write_tiny_gguf", "write_tiny_safetensors"]
+__all__ = ["SPECIALS", "Tiny", "TinyModel", "byte_letters", "write_tiny_gguf", "write_tiny_safetensors"]
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("Ġ t", "h e", "i n", "Ġt he", "a n", "e r", "o n", "Ġ a", "r e", "Ġ Ġ")
@@ -214,7 +214,7 @@ def _spec(metadata: Mapping[str, Any], tiny: Tiny, extra: Mapping[str, Any]) -> 
 
 def _tokenizer(vocab: int) -> dict[str, Any]:
     """256 byte tokens, a few merges and three specials; the rest of the vocabulary is padding rows."""
-    tokens = [*SPECIALS, *_byte_letters(), *(merge.replace(" ", "") for merge in MERGES)]
+    tokens = [*SPECIALS, *byte_letters(), *(merge.replace(" ", "") for merge in MERGES)]
     if len(tokens) > vocab:
         raise ValueError(f"a tiny vocabulary has at least {len(tokens)} entries, not {vocab}")
     prefix = "tokenizer.ggml."
@@ -232,7 +232,7 @@ def _tokenizer(vocab: int) -> dict[str, Any]:
     }
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """GPT-2's letter for each byte: printable ones stand for themselves, the rest are moved past 255."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     moved = {byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in plain)}

@@ -19,39 +19,11 @@ from spola.core.errors import ModelError
 from spola.load.model import open_model, open_tokenizer
 from spola.load.resolve import ModelPath, resolve_model
 from support.families import read_case, write_folder
+from support.hf_tokenizer import write_tokenizer
 from support.sentencepiece import sentencepiece_model
 from support.tiny import Tiny, write_tiny_gguf, write_tiny_safetensors
 
 CASE = read_case("llama")
-
-
-def write_tokenizer(folder: Path, metadata: dict[str, Any], **config: Any) -> None:
-    """``tokenizer.json`` of a tiny model's byte-level vocabulary, as the library would write it."""
-    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    special = [i for i, kind in enumerate(types) if kind == 3]
-    split = {"type": "Digits", "individual_digits": True}
-    data = {
-        "version": "1.0",
-        "added_tokens": [
-            {"id": i, "content": tokens[i], "special": True, "normalized": False}
-            | {"single_word": False, "lstrip": False, "rstrip": False}
-            for i in special
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [split, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}],
-        },
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
-        "model": {
-            "type": "BPE",
-            "vocab": {text: i for i, text in enumerate(tokens)},
-            "merges": metadata["tokenizer.ggml.merges"],
-        },
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(data))
-    settings = {"bos_token": tokens[1], "eos_token": tokens[2]} | config
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 @pytest.fixture

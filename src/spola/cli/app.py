@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "batch": ("spola.cli.batch", "Answer a file of requests; resumes after a crash."),
     "tokenize": ("spola.cli.tokenize", "Show the token ids of a text."),
     "inspect": ("spola.cli.inspect", "Show what is inside a model file."),
+    "quantize": ("spola.cli.quantize", "Write a model as a GGUF file of another weight type."),
     "eval": ("spola.cli.eval", "Measure perplexity, and agreement with another model."),
     "bench": ("spola.cli.bench", "Measure the speed of a model, or of the kernels."),
     "pull": ("spola.cli.pull", "Fetch the small built-in model."),

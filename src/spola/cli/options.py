@@ -15,6 +15,7 @@ from spola.engine.limits import Batching
 from spola.runtime.config import SPECULATE, EngineConfig, Options, parse_bytes
 from spola.runtime.machine import describe_bytes
 from spola.runtime.service import Service
+from spola.spec.weight_types import WEIGHT_TYPES
 
 __all__ = [
     "as_usage",
@@ -40,6 +41,11 @@ _ENGINE: tuple[_Decorator, ...] = (
     ),
     click.option(
         "--precise", is_flag=True, help="16-bit instead of 8-bit activations: slower, closer to f32."
+    ),
+    click.option(
+        "--weights",
+        type=click.Choice(tuple(WEIGHT_TYPES)),
+        help="Quantize F32, F16 and BF16 weights to this type while they are loaded.",
     ),
     click.option(
         "--kv-dtype", default="f16", show_default=True, metavar="K[,V]", help="Types of cached K and V."
@@ -146,6 +152,7 @@ def read_options(given: dict[str, Any], **fixed: Any) -> Options:
             backend=given.pop("backend"),
             threads=given.pop("threads"),
             precise=given.pop("precise"),
+            weights=given.pop("weights"),
             kv_dtype=given.pop("kv_dtype"),
             kv_memory=None if memory is None else parse_bytes(memory, "--kv-memory"),
             max_model_len=given.pop("max_model_len"),

@@ -24,7 +24,7 @@ from spola.text.hf import build_tokenizer
 from spola.text.spm_file import gguf_keys_of
 from spola.text.tokenizer import Tokenizer
 
-__all__ = ["folder_template", "is_hf_folder", "open_hf_folder", "open_hf_tokenizer"]
+__all__ = ["folder_template", "is_hf_folder", "open_hf_folder", "open_hf_tokenizer", "tokenizer_files"]
 
 _TOKENIZER_LIMIT = 128 << 20
 _TEMPLATE_LIMIT = 1 << 20
@@ -64,6 +64,19 @@ def open_hf_tokenizer(folder: Path) -> Tokenizer:
         return _tokenizer(folder, config, _optional(folder / "generation_config.json"))
     except ModelError as error:
         raise _naming(folder, error) from None
+
+
+def tokenizer_files(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The parsed ``tokenizer.json``, and ``tokenizer.model`` as GGUF's keys; None for one that is
+    not there.
+    """
+    path, sentencepiece = folder / "tokenizer.json", folder / "tokenizer.model"
+    data = read_json(path, _TOKENIZER_LIMIT) if path.exists() else None
+    keys = None
+    if sentencepiece.exists():
+        settings = _optional(folder / "tokenizer_config.json")
+        keys = gguf_keys_of(_whole(sentencepiece, _TOKENIZER_LIMIT), settings)
+    return data, keys
 
 
 def _read(where: ModelPath, config: Mapping[str, Any], file: FolderTensors) -> Model:

@@ -6,14 +6,14 @@ What ``load.model`` makes of a GGUF file and ``load.hf_folder`` of a folder. Pac
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from spola.core.runner import Tensor
 from spola.formats.tensors import TensorSource
-from spola.load.weights import iter_tensors, source_dtypes
+from spola.load.weights import Converter, iter_tensors, source_dtypes
 from spola.spec.decoder import DecoderSpec
 from spola.spec.manifest import manifest
 from spola.spec.sources import Source
@@ -26,9 +26,10 @@ __all__ = ["Model"]
 class Model:
     """A model on disk, ready to be loaded into a backend. Close it, or use it as a context manager.
 
-    ``weights_bytes`` counts the tensors as stored. ``defaults`` are sampling settings that the file asks for.
-    ``fingerprint`` is a hash of header and tensor table, size and time of change. ``warnings`` are lines for
-    the person.
+    ``weights_bytes`` counts the tensors as they are given out: as stored, but for those of ``targets``
+    (canonical name -> DType name), which are converted on the way. ``defaults`` are sampling settings that
+    the file asks for. ``fingerprint`` is a hash of header and tensor table, size and time of change.
+    ``warnings`` are lines for the person.
     """
 
     name: str
@@ -42,19 +43,21 @@ class Model:
     warnings: tuple[str, ...]
     file: TensorSource
     sources: Mapping[str, Source]
+    targets: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """Canonical tensor name -> DType name, of what the file holds."""
-        return source_dtypes(self.file, self.sources)
+        """Canonical tensor name -> DType name, of the tensors as they are given out."""
+        return source_dtypes(self.file, self.sources) | dict(self.targets)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Every tensor of the manifest that the file holds, in manifest order.
+    def tensors(self, convert: Converter | None = None) -> Iterator[Tensor]:
+        """Every tensor of the manifest that the file holds: the embedding and the head, then the layers.
 
-        Each has a buffer of its own, which goes when the taker drops it: the largest tensor comes first,
-        while a backend's own copy is still small.
+        Each has a buffer of its own, which goes when the taker drops it: the largest tensors come first,
+        while a backend's own copy is still small. ``convert`` is needed where there are ``targets``.
         """
-        return iter_tensors(self.file, manifest(self.spec), self.sources)
+        infos = sorted(manifest(self.spec), key=lambda info: info.role not in ("embedding", "head"))
+        return iter_tensors(self.file, infos, self.sources, self.targets, convert)
 
     def close(self) -> None:
         self.file.close()

@@ -1,23 +1,29 @@
 """The tensors of a model, one by one in manifest order, from files that merge, split or transpose them.
 
-Copies whole rows; decodes and converts nothing, so it works for every storage type.
+Copies whole rows, so it works for every storage type. Decodes nothing itself: a tensor that is wanted in
+another type goes through the function given for that, some rows at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
+from typing import Any
 
-from spola.core.dtype import DType, nbytes
+from spola.core.dtype import BY_NAME, DType, nbytes
 from spola.core.errors import ModelError
 from spola.core.runner import Tensor
 from spola.formats.tensors import TensorSource
 from spola.spec.manifest import TensorInfo
 from spola.spec.sources import Piece, Source
 
-__all__ = ["iter_tensors", "source_dtypes"]
+__all__ = ["Converter", "convert_tensor", "iter_tensors", "read_rows", "source_dtypes"]
+
+# (DType name, DType name wanted, rows, columns, data) -> the rows in the type wanted.
+Converter = Callable[[str, str, int, int, Any], bytearray]
 
 _WORDS = {2: "H", 4: "I"}
+_PART = 16 << 20  # bytes of rows that are converted at a time
 
 
 def source_dtypes(file: TensorSource, sources: Mapping[str, Source]) -> dict[str, str]:
@@ -26,17 +32,103 @@ def source_dtypes(file: TensorSource, sources: Mapping[str, Source]) -> dict[str
 
 
 def iter_tensors(
-    file: TensorSource, infos: list[TensorInfo], sources: Mapping[str, Source]
+    file: TensorSource,
+    infos: list[TensorInfo],
+    sources: Mapping[str, Source],
+    targets: Mapping[str, str] | None = None,
+    convert: Converter | None = None,
 ) -> Iterator[Tensor]:
     """Each tensor of ``infos`` that has a source, in that order.
 
-    Each has a buffer of its own, which goes when the taker drops it.
+    Each has a buffer of its own, which goes when the taker drops it. ``targets``: canonical name -> DType
+    name of those that ``convert`` makes into another type.
     """
     for info in infos:
         source = sources.get(info.name)
-        if source is not None:
-            dtype = _dtype(file, info.name, source)
+        if source is None:
+            continue
+        dtype = _dtype(file, info.name, source)
+        target = (targets or {}).get(info.name, dtype.name)
+        if target == dtype.name:
             yield Tensor(info.name, dtype.name, info.shape, _read(file, info, source, dtype).toreadonly())
+        else:
+            assert convert is not None
+            data = _converted(file, info, source, target, convert)
+            yield Tensor(info.name, target, info.shape, data.toreadonly())
+
+
+def convert_tensor(
+    file: TensorSource, info: TensorInfo, source: Source, target: str, convert: Converter
+) -> Iterator[bytearray]:
+    """The tensor as rows of DType ``target``, in parts; a few megabytes of the file's rows are held at a
+    time.
+
+    Raises ModelError naming a tensor with values that cannot be stored so.
+    """
+    dtype = _dtype(file, info.name, source)
+    columns = info.shape[-1] if len(info.shape) > 1 else 1
+    for part in read_rows(file, info, source):
+        rows = len(part) // nbytes(dtype, columns)
+        shape = (rows, columns) if len(info.shape) > 1 else (1, rows)
+        try:
+            yield convert(dtype.name, target, *shape, part)
+        except ValueError as error:
+            raise ModelError(f"tensor {source[0].name} cannot be stored as {target}: {error}") from None
+
+
+def _converted(
+    file: TensorSource, info: TensorInfo, source: Source, target: str, convert: Converter
+) -> memoryview:
+    out = memoryview(bytearray(nbytes(BY_NAME[target], prod(info.shape))))
+    at = 0
+    for part in convert_tensor(file, info, source, target, convert):
+        out[at : at + len(part)] = part
+        at += len(part)
+    return out
+
+
+def read_rows(file: TensorSource, info: TensorInfo, source: Source) -> Iterator[memoryview]:
+    """The rows of the tensor as they are stored, from first to last, in parts of some megabytes."""
+    dtype = _dtype(file, info.name, source)
+    columns = info.shape[-1] if len(info.shape) > 1 else 1
+    row = _row_bytes(source, dtype, columns)
+    waiting: list[tuple[str, int, int]] = []
+    held = 0
+    for piece in source:
+        if piece.transposed:
+            yield from _gathered(file, waiting, row)
+            out = memoryview(bytearray(piece.rows * piece.runs * row))
+            _transpose(file, piece, dtype, columns, out)
+            yield out
+            continue
+        for name, start, count in _spans(piece, max(1, _PART // row)):
+            waiting.append((name, start, count))
+            held += count * row
+            if held >= _PART:
+                yield from _gathered(file, waiting, row)
+                held = 0
+    yield from _gathered(file, waiting, row)
+
+
+def _spans(piece: Piece, most: int) -> Iterator[tuple[str, int, int]]:
+    """(tensor, first row, rows) of each run, ``most`` rows at a time."""
+    for run in range(piece.runs):
+        first = piece.start + run * piece.stride
+        for start in range(0, piece.rows, most):
+            yield piece.name, first + start, min(most, piece.rows - start)
+
+
+def _gathered(file: TensorSource, spans: list[tuple[str, int, int]], row: int) -> Iterator[memoryview]:
+    """The rows of ``spans`` in one buffer; ``spans`` is empty afterwards."""
+    if not spans:
+        return
+    out = memoryview(bytearray(sum(count for _, _, count in spans) * row))
+    at = 0
+    for name, start, count in spans:
+        file.read_into(name, out[at : at + count * row], start * row)
+        at += count * row
+    spans.clear()
+    yield out
 
 
 def _dtype(file: TensorSource, name: str, source: Source) -> DType:
@@ -53,10 +145,8 @@ def _read(file: TensorSource, info: TensorInfo, source: Source, dtype: DType) ->
     if len(source) == 1 and _is_whole(info, source[0]):
         return memoryview(file.read(source[0].name))
     columns = info.shape[-1] if len(info.shape) > 1 else 1
-    if columns % dtype.block:
-        raise ModelError(f"tensor {source[0].name}: rows of {columns} do not fit its type {dtype.name}")
+    row = _row_bytes(source, dtype, columns)
     out = memoryview(bytearray(nbytes(dtype, prod(info.shape))))
-    row = nbytes(dtype, columns)
     at = 0
     for piece in source:
         size = piece.rows * piece.runs * row
@@ -67,6 +157,12 @@ def _read(file: TensorSource, info: TensorInfo, source: Source, dtype: DType) ->
             _runs(file, piece, row, part)
         at += size
     return out
+
+
+def _row_bytes(source: Source, dtype: DType, columns: int) -> int:
+    if columns % dtype.block:
+        raise ModelError(f"tensor {source[0].name}: rows of {columns} do not fit its type {dtype.name}")
+    return nbytes(dtype, columns)
 
 
 def _is_whole(info: TensorInfo, piece: Piece) -> bool:

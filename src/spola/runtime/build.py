@@ -34,9 +34,11 @@ from spola.runtime.machine import Machine, probe
 from spola.runtime.prices import step_budget
 from spola.runtime.service import Service
 from spola.runtime.timeline import Timeline
+from spola.runtime.weights import converter, with_weights
 from spola.spec.cost import kv_bytes_per_token, position_bytes
 from spola.spec.decoder import DecoderSpec
 from spola.spec.kv import kv_groups
+from spola.spec.weight_types import weight_type
 from spola.text.chat import ChatTemplate
 from spola.text.tokenizer import Tokenizer
 
@@ -104,11 +106,13 @@ def load_engine(
     timeline = None
     try:
         with open_model(where) as opened:
+            if options.weights is not None:
+                opened = with_weights(opened, weight_type(options.weights))
             template = _template(opened, options)
             machine = probe()
             config = resolve(opened, options, machine, runner)
             timeline = None if options.trace is None else Timeline(options.trace)
-            runner.load(opened.spec, opened.tensors(), _runner_config(config))
+            runner.load(opened.spec, opened.tensors(converter(config.threads)), _runner_config(config))
         scheduler = Scheduler(
             Limits(
                 max_step_tokens=config.max_step_tokens,

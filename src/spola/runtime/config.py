@@ -17,6 +17,7 @@ import msgspec
 from spola.core.errors import ConfigError
 from spola.core.runner import KvGroup
 from spola.engine.limits import Batching, Reservation
+from spola.spec.weight_types import weight_type
 
 __all__ = ["EngineConfig", "Options", "parse_bytes", "parse_kv_dtype"]
 
@@ -37,13 +38,15 @@ class Options:
     the prompt tokens of a step, so that running requests get their next token in that time; None computes as
     fast as it can. ``chat_template`` is the text of a template that replaces the model's own. ``trace`` is a
     file for the timeline of steps and requests. ``speculate`` says where drafts of the next tokens come from:
-    a value of ``SPECULATE``. ``batching``, ``batch_window_s`` (for dynamic batching; None is 0.2) and
-    ``reservation`` are those of ``engine.limits.Limits``. Raises ConfigError naming the field.
+    a value of ``SPECULATE``. ``weights`` quantizes F32, F16 and BF16 weights while they are loaded: a key of
+    ``spec.weight_types.WEIGHT_TYPES``. ``batching``, ``batch_window_s`` (for dynamic batching; None is 0.2)
+    and ``reservation`` are those of ``engine.limits.Limits``. Raises ConfigError naming the field.
     """
 
     backend: str = "native"
     threads: int | None = None
     precise: bool = False
+    weights: str | None = None
     kv_dtype: str = "f16"
     kv_memory: int | None = None
     max_model_len: int | None = None
@@ -80,6 +83,8 @@ class Options:
             raise ConfigError(f"batch_window must be at least 0 ms, not {self.batch_window_s * 1000:g}")
         if self.speculate not in SPECULATE:
             raise ConfigError(f"speculate: {self.speculate!r} is none of {', '.join(SPECULATE)}")
+        if self.weights is not None:
+            weight_type(self.weights)
         if self.max_step_tokens < self.max_seqs:
             raise ConfigError(
                 f"max_step_tokens ({self.max_step_tokens}) must be at least max_seqs ({self.max_seqs})"

@@ -31,9 +31,10 @@ class LLM:
     """A loaded model. Close it, or use it as a context manager.
 
     ``model`` is a GGUF file, a Hugging Face folder, ``org/name[:TYPE]`` in the hub's cache, or ``smollm2``,
-    which is also the default. ``kv_memory`` in bytes, ``max_model_len`` in tokens; None chooses by what this
-    machine has. ``speculate`` off, ngram or suffix drafts tokens from the text so far: the same output, in
-    fewer steps. Raises ModelError, ConfigError or CapacityError in one line.
+    which is also the default. ``weights`` quantizes it while it is loaded (``q8_0``, ``q4_k``). ``kv_memory``
+    in bytes, ``max_model_len`` in tokens; None chooses by what this machine has. ``speculate`` off, ngram or
+    suffix drafts tokens from the text so far: the same output, in fewer steps. Raises ModelError, ConfigError
+    or CapacityError in one line.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class LLM:
         backend: str = "native",
         threads: int | None = None,
         precise: bool = False,
+        weights: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         kv_dtype: str = "f16",
@@ -55,6 +57,7 @@ class LLM:
             backend=backend,
             threads=threads,
             precise=precise,
+            weights=weights,
             max_model_len=max_model_len,
             max_seqs=max_num_seqs,
             kv_dtype=kv_dtype,

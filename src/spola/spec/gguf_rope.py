@@ -18,7 +18,7 @@ from spola.spec.decoder import (
 )
 from spola.spec.gguf_keys import Keys
 
-__all__ = ["ROPE_FREQS", "ROPE_LONG", "read_scaling"]
+__all__ = ["ROPE_FREQS", "ROPE_LONG", "ROPE_SHORT", "read_scaling"]
 
 ROPE_FREQS = "rope_freqs.weight"
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
