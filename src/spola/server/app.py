@@ -22,6 +22,7 @@ from spola.server.asks import Terms
 from spola.server.errors import ApiError, error_response, from_spola, internal_error, json_response
 from spola.server.generate import chat_completions, completions
 from spola.server.live import live
+from spola.server.web import page_routes
 
 __all__ = ["MAX_BODY", "State", "create_app"]
 
@@ -83,6 +84,7 @@ def create_app(state: State) -> Starlette:
 
     return Starlette(
         routes=[
+            *page_routes(),
             Route("/health", _answering(health)),
             Route("/v1/models", _answering(models)),
             Route("/v1/models/{name:path}", _answering(model)),
