@@ -86,8 +86,9 @@ function Timing({ turn }: { turn: Turn }) {
   const { usage } = turn;
   const ended = turn.finish === "abort" ? t.stopped : turn.finish === "length" ? t.length : null;
   if (!usage && !ended) return null;
-  const ttft = usage?.timing?.ttft_s ?? turn.ttft;
-  const tpot = usage?.timing?.tpot_s;
+  const timing = usage?.timing;
+  const ttft = timing ? timing.queue_s + timing.prefill_s : turn.ttft;
+  const tpot = timing && usage.completion_tokens > 1 ? timing.decode_s / (usage.completion_tokens - 1) : null;
   const hits = usage?.prompt_tokens_details?.cached_tokens ?? 0;
   return (
     <p class="timing" aria-label={t.timing}>
@@ -103,9 +104,9 @@ function Timing({ turn }: { turn: Turn }) {
           </span>
         </>
       )}
-      {usage?.timing?.queue_s != null && usage.timing.queue_s > 0.001 && (
+      {timing && timing.queue_s > 0.001 && (
         <span>
-          {t.queue} {f.seconds(usage.timing.queue_s)}
+          {t.queue} {f.seconds(timing.queue_s)}
         </span>
       )}
       {ttft != null && (
@@ -116,6 +117,11 @@ function Timing({ turn }: { turn: Turn }) {
       {tpot != null && tpot > 0 && (
         <span>
           <Term slug="tpot">TPOT</Term> {f.seconds(tpot)} = {f.rate(1 / tpot)} {t.perSecond}
+        </span>
+      )}
+      {timing && timing.drafted > 0 && (
+        <span>
+          <Term slug="acceptance-rate">{t.drafts}</Term> {f.count(timing.accepted)} / {f.count(timing.drafted)}
         </span>
       )}
     </p>

@@ -1,10 +1,14 @@
 // Talking to the server: models, streamed chats, the live stream, the glossary. No drawing.
 
+/** Seconds: in the queue, from there to the first token, from there to the last, in all. */
 export interface Timing {
-  queue_s?: number | null;
-  ttft_s?: number | null;
-  tpot_s?: number | null;
-  latency_s?: number | null;
+  queue_s: number;
+  prefill_s: number;
+  decode_s: number;
+  total_s: number;
+  drafted: number;
+  accepted: number;
+  preemptions: number;
 }
 
 export interface Usage {

@@ -50,6 +50,7 @@ const en = {
   cachedTokens: "of them cached",
   outputTokens: "output tokens",
   queue: "queue",
+  drafts: "drafts accepted",
   perSecond: "tok/s",
   running: "Running",
   waiting: "Waiting",
@@ -79,8 +80,6 @@ const en = {
   idle: "Nothing is running.",
   hitRate: "Prompt tokens from the cache",
   preemptions: "Preemptions",
-  close: "Close",
-  inGlossary: "What is this?",
 };
 
 export type Strings = typeof en;
@@ -133,6 +132,7 @@ const it: Strings = {
   cachedTokens: "di cui in cache",
   outputTokens: "token prodotti",
   queue: "coda",
+  drafts: "bozze accettate",
   perSecond: "tok/s",
   running: "In corso",
   waiting: "In attesa",
@@ -162,8 +162,6 @@ const it: Strings = {
   idle: "Nulla è in corso.",
   hitRate: "Token di prompt presi dalla cache",
   preemptions: "Prelazioni",
-  close: "Chiudi",
-  inGlossary: "Che cos'è?",
 };
 
 export const STRINGS: Record<Lang, Strings> = { en, it };

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { after, afterEach, before, beforeEach, test } from "node:test";
 import { join } from "node:path";
 import { AxeBuilder } from "@axe-core/playwright";
-import { browse, serve } from "./server.mjs";
+import { browse, serve } from "./support/server.mjs";
 
 let server, browser, page, errors;
 
