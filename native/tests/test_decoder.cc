@@ -1,8 +1,12 @@
 // What the decoder is built of: threads, memory, the plan of attention, random numbers, sampling.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <numeric>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include "base/arena.h"
 #include "base/thread_pool.h"
@@ -16,33 +20,55 @@ using namespace spola;
 
 namespace {
 
-// Every worker sees what all others wrote before the barrier; also with far more workers than processors.
-void check_barriers(int threads, int calls, int phases) {
+// Every item is done once, by whoever takes it, and a stage sees all that the one before it wrote; also with
+// far more workers than processors, some of which dawdle over an item or come late.
+void check_stages(int threads, int calls, int stages, int sets) {
   ThreadPool pool(threads);
-  std::vector<int> turn(static_cast<size_t>(threads));
-  std::vector<int> wrong(static_cast<size_t>(threads));
+  const int count = 3 * threads + 1;
+  std::vector<int> turn[2] = {std::vector<int>(size_t(count)), std::vector<int>(size_t(count))};
+  std::vector<std::atomic<int>> done(static_cast<size_t>(count * sets));
+  std::atomic<int> wrong{0};
   for (int call = 0; call < calls; ++call) {
-    pool.run([&](int worker) {
-      for (int phase = 0; phase < phases; ++phase) {
-        ++turn[size_t(worker)];
-        pool.barrier();
-        for (int other : turn) wrong[size_t(worker)] += other != turn[size_t(worker)];
-        pool.barrier();
+    for (int& t : turn[1]) t = -1;
+    for (auto& d : done) d = 0;
+    pool.run(stages, [&](int worker, int stage) {
+      if ((worker + stage + call) % 5 == 4) std::this_thread::yield();
+      for (int set = 0; set < sets; ++set) {
+        for (Range r; r = pool.claim(worker, stage, set, count), r.begin < r.end;) {
+          for (int i = r.begin; i < r.end; ++i) {
+            const int before = done[size_t(set * count + i)].fetch_add(1, std::memory_order_relaxed);
+            wrong += before != stage || r.end > pool.end_of_range(i, count);
+            if (set > 0) continue;
+            for (int t : turn[(stage + 1) % 2]) wrong += t != stage - 1;
+            turn[stage % 2][size_t(i)] = stage;
+            if ((i + worker) % 7 == 6) std::this_thread::yield();
+          }
+        }
       }
+      wrong += sets == 1 && pool.left(stage, count);
     });
-    if (call % 8 == 7) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // workers park
+    for (auto& d : done) wrong += d != stages;
+    if (call % 8 == 7) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // workers sleep
   }
-  CHECK(std::count(turn.begin(), turn.end(), calls * phases) == threads);
-  CHECK(std::accumulate(wrong.begin(), wrong.end(), 0) == 0);
+  CHECK(wrong == 0);
+}
+
+void check_each(int threads) {
+  ThreadPool pool(threads);
+  std::vector<int> calls(static_cast<size_t>(threads));
+  for (int i = 0; i < 5; ++i) pool.each([&](int worker) { ++calls[size_t(worker)]; });
+  for (int n : calls) CHECK(n == 5);
 }
 
 void check_shares() {
   for (int count : {0, 1, 7, 100}) {
     for (int parts : {1, 2, 3, 16}) {
+      ThreadPool pool(parts);
       int next = 0;
       for (int p = 0; p < parts; ++p) {
         const Range r = share(count, p, parts);
         CHECK(r.begin == next && r.end >= r.begin && r.end - r.begin <= (count + parts - 1) / parts);
+        for (int i = r.begin; i < r.end; ++i) CHECK(pool.end_of_range(i, count) == r.end);
         next = r.end;
       }
       CHECK(next == count);
@@ -95,8 +121,6 @@ void check_plan(int workers, int window, int spare, check::Random& random) {
   }
   AttentionPlan plan;
   plan_attention(slices, shape, workers, spare, &plan);
-  CHECK(plan.begin.size() == size_t(workers) + 1 && plan.begin.front() == 0);
-  CHECK(plan.begin.back() == int(plan.items.size()) && std::is_sorted(plan.begin.begin(), plan.begin.end()));
   CHECK(int(plan.record.size()) == rows && int(plan.parts.size()) == rows);
   std::map<std::pair<int, int>, std::set<int>> segments;  // (row, head) -> segments
   std::map<std::pair<int, int>, std::set<int>> records;   // (row, head) -> records
@@ -256,7 +280,11 @@ void check_self_check() {
 void test_decoder() {
   check_self_check();
   check::Random random(5);
-  for (int threads : {1, 2, 3, 7, 16}) check_barriers(threads, 16, threads > 3 ? 6 : 60);
+  for (int threads : {1, 2, 3, 7, 16}) {
+    check_stages(threads, 16, threads > 3 ? 6 : 60, 1);
+    check_stages(threads, 4, 6, 3);
+    check_each(threads);
+  }
   check_shares();
   check_arena();
   check_copies();

@@ -36,7 +36,7 @@ std::vector<double> measure_read_bandwidth(size_t bytes, int threads, int passes
   const uint64_t* words = reinterpret_cast<const uint64_t*>(buffer.data());
   const size_t lines = buffer.size() / kCacheLine;
   const auto part = [&](int worker) { return lines * worker / threads * (kCacheLine / sizeof(uint64_t)); };
-  pool.run([&](int worker) {
+  pool.each([&](int worker) {
     uint8_t* begin = buffer.data() + part(worker) * sizeof(uint64_t);
     std::memset(begin, worker + 1, (part(worker + 1) - part(worker)) * sizeof(uint64_t));
   });
@@ -44,7 +44,8 @@ std::vector<double> measure_read_bandwidth(size_t bytes, int threads, int passes
   std::atomic<uint64_t> total{0};  // so that the reads are not optimized away
   for (int pass = 0; pass <= passes; ++pass) {
     const auto start = std::chrono::steady_clock::now();
-    pool.run([&](int worker) { total += read_words(words + part(worker), part(worker + 1) - part(worker)); });
+    pool.each(
+        [&](int worker) { total += read_words(words + part(worker), part(worker + 1) - part(worker)); });
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     if (pass > 0) rates.push_back(static_cast<double>(buffer.size()) / took.count());  // the first warms up
   }

@@ -2,7 +2,7 @@
 
 #include <sched.h>
 
-#include <chrono>
+#include <algorithm>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -11,17 +11,15 @@
 namespace spola {
 namespace {
 
-constexpr int kBarrierSpins = 2000;                 // pauses before a waiting worker yields
-constexpr int kCrowdedSpins = 20;                   // the same with more workers than processors
-constexpr std::chrono::microseconds kIdleSpin{80};  // between calls, before a worker parks
+constexpr int kSpins = 2000;       // pauses before a waiting worker yields: some 50 to 100 microseconds
+constexpr int kCrowdedSpins = 20;  // the same with more workers than processors
+constexpr int kYields = 32;        // before it sleeps
 
-void pause_cpu() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
-}
+constexpr uint64_t kOpen = 1, kOne = 2, kEpoch = uint64_t{1} << 16;
+
+constexpr uint64_t epoch_of(uint64_t state) { return state / kEpoch; }
+constexpr int active_in(uint64_t state) { return static_cast<int>(state % kEpoch / kOne); }
+constexpr bool is_open(uint64_t state) { return state & kOpen; }
 
 int usable_processors() {
 #if defined(__linux__)
@@ -35,8 +33,9 @@ int usable_processors() {
 
 ThreadPool::ThreadPool(int threads)
     : size_(threads),
-      spins_(threads > usable_processors() ? kCrowdedSpins : kBarrierSpins),
-      counters_(new WorkerCounters[threads]) {
+      spins_(threads > usable_processors() ? kCrowdedSpins : kSpins),
+      counters_(new WorkerCounters[threads]),
+      slots_(new Slot[threads]) {
   threads_.reserve(threads - 1);
   try {
     for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { work(i); });
@@ -49,68 +48,148 @@ ThreadPool::ThreadPool(int threads)
 ThreadPool::~ThreadPool() { finish(); }
 
 void ThreadPool::finish() {
-  stop_.store(true, std::memory_order_relaxed);
-  {
-    std::lock_guard lock(mutex_);
-    call_.fetch_add(1, std::memory_order_release);
-  }
-  wake_.notify_all();
+  stop_.store(true);
+  wake();
   for (auto& thread : threads_) thread.join();
 }
 
-void ThreadPool::start(Function function, void* context) {
+void ThreadPool::call(Function function, void* context, int stages) {
+  if (stages < 1) return;
+  const uint64_t epoch = epoch_of(state_.load(std::memory_order_relaxed)) + 1;
   function_ = function;
   context_ = context;
-  {
-    std::lock_guard lock(mutex_);
-    call_.fetch_add(1, std::memory_order_release);
-    if (parked_ > 0) wake_.notify_all();
-  }
-  function(context, 0);
-  barrier();  // nobody returns to the caller while a worker still runs
+  first_epoch_ = epoch;
+  stages_ = stages;
+  for (int i = 0; i < size_; ++i) slots_[i].next.store(0, std::memory_order_relaxed);
+  const uint64_t state = epoch * kEpoch + kOne + kOpen;  // the caller is in
+  state_.store(state);
+  wake();
+  run_stages(0, state);
 }
 
 void ThreadPool::work(int worker) {
-  uint64_t seen = 0;
-  while (wait_for_call(seen)) {
-    ++seen;
-    function_(context_, worker);
-    barrier();
-  }
-}
-
-// True when there is a call to run, false when the pool ends.
-bool ThreadPool::wait_for_call(uint64_t seen) {
-  const auto deadline = std::chrono::steady_clock::now() + kIdleSpin;
-  int spins = 0;
-  while (call_.load(std::memory_order_acquire) == seen) {
-    if (++spins < spins_) {
-      pause_cpu();
-      if (spins % 64 != 0 || std::chrono::steady_clock::now() < deadline) continue;
+  for (;;) {
+    wait_for_call();
+    uint64_t state = state_.load(std::memory_order_acquire);
+    if (enter(&state)) {
+      run_stages(worker, state);
+    } else if (stop_.load()) {
+      return;
     }
-    std::unique_lock lock(mutex_);
-    ++parked_;
-    wake_.wait(lock, [&] { return call_.load(std::memory_order_acquire) != seen; });
-    --parked_;
   }
-  return !stop_.load(std::memory_order_relaxed);
 }
 
-void ThreadPool::barrier() {
-  if (size_ == 1) return;
-  const uint64_t phase = phase_.load(std::memory_order_acquire);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-    arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
+// From the stage that this worker has entered to the end of the call.
+void ThreadPool::run_stages(int worker, uint64_t state) {
+  for (;;) {
+    function_(context_, worker, static_cast<int>(epoch_of(state) - first_epoch_));
+    const uint64_t epoch = epoch_of(state);
+    if (leave(&state)) continue;
+    // The call may end here, and another begin: what belongs to it is read only after entering a stage.
+    do {
+      if (epoch_of(state) == epoch) wait_past(epoch);
+      state = state_.load(std::memory_order_acquire);
+      if (!is_open(state)) return;
+    } while (!enter(&state));
+  }
+}
+
+// Leaves a stage in which nothing is unclaimed. The last to leave ends it: then all of its items are done.
+// True when that has taken the worker into the next stage; `state` is what it then is.
+bool ThreadPool::leave(uint64_t* state) {
+  uint64_t seen = state_.load(std::memory_order_relaxed);
+  for (;;) {
+    const bool last = active_in(seen) == 1;
+    const bool end = epoch_of(seen) + 1 - first_epoch_ == static_cast<uint64_t>(stages_);
+    const uint64_t next = !last ? seen - kOne
+                          : end ? (epoch_of(seen) + 1) * kEpoch
+                                : (epoch_of(seen) + 1) * kEpoch + kOne + kOpen;
+    if (!state_.compare_exchange_weak(seen, next)) continue;
+    if (last) wake();
+    *state = next;
+    return last && !end;
+  }
+}
+
+// Joins the stage of `state` as it is now, unless no call runs.
+bool ThreadPool::enter(uint64_t* state) {
+  while (is_open(*state)) {
+    if (state_.compare_exchange_weak(*state, *state + kOne)) return *state += kOne, true;
+  }
+  return false;
+}
+
+Range ThreadPool::claim(int worker, int stage, int part, int count) {
+  const uint64_t key = static_cast<uint64_t>(stage) * kParts + static_cast<uint64_t>(part) + 1;
+  for (int i = 0, of = worker; i < size_; ++i, of = of + 1 < size_ ? of + 1 : 0) {
+    const Range range = share(count, of, size_);
+    uint64_t seen = slots_[of].next.load(std::memory_order_relaxed);
+    for (;;) {
+      // A later key: everybody has found this set exhausted before.
+      const int next = seen >> 32 == key ? static_cast<int>(seen & 0xffffffffu) : range.begin;
+      if (seen >> 32 > key || next >= range.end) break;
+      // Ever smaller pieces, so that all finish together.
+      const int n = size_ == 1 ? range.end - next : std::max(1, (range.end - next) / 4);
+      const uint64_t taken = key << 32 | static_cast<uint64_t>(next + n);
+      if (slots_[of].next.compare_exchange_weak(seen, taken, std::memory_order_relaxed))
+        return {next, next + n};
+    }
+  }
+  return {0, 0};
+}
+
+bool ThreadPool::left(int stage, int count) const {
+  const uint64_t key = static_cast<uint64_t>(stage) * kParts + 1;
+  for (int i = 0; i < size_; ++i) {
+    const Range range = share(count, i, size_);
+    const uint64_t seen = slots_[i].next.load(std::memory_order_relaxed);
+    const int next = seen >> 32 == key ? static_cast<int>(seen & 0xffffffffu) : range.begin;
+    if (seen >> 32 <= key && next < range.end) return true;
+  }
+  return false;
+}
+
+void ThreadPool::pause(int spins) const {
+  if (spins >= spins_) {
+    sched_yield();
     return;
   }
-  for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-    if (spins < spins_) {
-      pause_cpu();
-    } else {
-      sched_yield();
-    }
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+// Sleeps in the end, so that the system can give this processor to a worker that waits for one.
+template <class Done>
+void ThreadPool::wait(Done done) {
+  for (int spins = 0; spins < spins_ + kYields; ++spins) {
+    if (done()) return;
+    pause(spins);
   }
+  sleepers_.fetch_add(1);
+  for (;;) {
+    const uint32_t seen = wakes_.load();
+    if (done()) break;
+    wakes_.wait(seen);
+  }
+  sleepers_.fetch_sub(1);
+}
+
+void ThreadPool::wait_past(uint64_t epoch) {
+  wait([this, epoch] { return epoch_of(state_.load()) != epoch; });
+}
+
+void ThreadPool::wait_for_call() {
+  wait([this] { return is_open(state_.load()) || stop_.load(); });
+}
+
+// After a change of state or of stop: whoever sleeps looks again.
+void ThreadPool::wake() {
+  if (sleepers_.load() == 0) return;
+  wakes_.fetch_add(1);
+  wakes_.notify_all();
 }
 
 }  // namespace spola

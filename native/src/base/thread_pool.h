@@ -1,17 +1,19 @@
-// A fixed set of workers that run one function together, with a barrier to use inside it.
+// A fixed set of workers that go through the stages of a call together and share out the work of each.
 //
-// The calling thread is worker 0. Inside a call nobody parks: a barrier spins, and yields the processor when
-// it has to wait long, so that more workers than processors make progress too. Between calls workers spin for
-// a moment and then park. One caller at a time.
+// A stage ends when all of its items are done, not when all workers have come: a worker that another process
+// keeps off its processor is waited for only while it holds an item, and the calling thread, which is worker
+// 0, can do everything alone. Items lie in one range per worker; who is through with its own takes from the
+// others'. So items of a stage must not depend on each other, and who computes one must not matter.
+//
+// Waiting spins for a moment, then yields, then sleeps. One caller at a time. No affinity, no priorities.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "base/align.h"
@@ -26,6 +28,18 @@ struct alignas(kCacheLine) WorkerCounters {
   uint64_t sampled = 0;   // head rows sampled or scored
 };
 
+// Half-open range of items.
+struct Range {
+  int begin;
+  int end;
+};
+
+// The part of `count` items of one of `parts` workers: contiguous, sizes differ by at most one.
+inline Range share(int count, int part, int parts) {
+  const int64_t n = count;
+  return {static_cast<int>(n * part / parts), static_cast<int>(n * (part + 1) / parts)};
+}
+
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);
@@ -35,52 +49,81 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Calls body(worker) once on every worker and returns when all are done. `body` must not throw.
+  // Passes through stages 0 .. stages - 1. body(worker, stage) claims items of that stage and does them until
+  // there are none left; it must not return while one is unclaimed. Some workers may never be called for a
+  // stage. What a stage wrote is visible in the next. `body` must not throw.
   template <class Body>
-  void run(Body&& body) {
-    start([](void* context, int worker) { (*static_cast<std::remove_reference_t<Body>*>(context))(worker); },
-          &body);
+  void run(int stages, Body&& body) {
+    call([](void* context, int worker,
+            int stage) { (*static_cast<std::remove_reference_t<Body>*>(context))(worker, stage); },
+         &body, stages);
   }
 
-  // Waits until every worker has come here; only inside run. Memory written before is visible after.
-  void barrier();
+  // Calls body(worker) once on every worker, at the same time: for measuring.
+  template <class Body>
+  void each(Body&& body) {
+    std::atomic<int> arrived{0};
+    run(1, [&](int worker, int) {
+      body(worker);
+      arrived.fetch_add(1, std::memory_order_acq_rel);
+      for (int spins = 0; arrived.load(std::memory_order_acquire) < size_; ++spins) pause(spins);
+    });
+  }
+
+  // Only inside run: the next items for this worker out of `count`, empty when all are taken. `part` counts
+  // the sets of items that a stage has, which every worker asks for in the same order: below kParts.
+  Range claim(int worker, int stage, int part, int count);
+
+  // Only inside run: whether items of a stage's only set are left to claim.
+  bool left(int stage, int count) const;
+
+  // Where the range that holds item `item` ends: whose owner will read on there.
+  int end_of_range(int item, int count) const {
+    return share(count, static_cast<int>((int64_t{item + 1} * size_ - 1) / count), size_).end;
+  }
+
+  static constexpr int kParts = 4096;
 
   WorkerCounters& counters(int worker) { return counters_[worker]; }
 
  private:
-  using Function = void (*)(void* context, int worker);
+  using Function = void (*)(void* context, int worker, int stage);
 
-  void start(Function function, void* context);
+  // The next item of one worker's range, under the stage and part that it was claimed for.
+  struct alignas(kCacheLine) Slot {
+    std::atomic<uint64_t> next{0};
+  };
+
+  void call(Function function, void* context, int stages);
   void work(int worker);
   void finish();
-  bool wait_for_call(uint64_t seen);
+  void run_stages(int worker, uint64_t state);
+  bool leave(uint64_t* state);
+  bool enter(uint64_t* state);
+  void pause(int spins) const;
+  void wait_past(uint64_t epoch);
+  void wait_for_call();
+  template <class Done>
+  void wait(Done done);
+  void wake();
 
   int size_;
   int spins_;
   std::unique_ptr<WorkerCounters[]> counters_;
+  std::unique_ptr<Slot[]> slots_;
 
-  alignas(kCacheLine) std::atomic<int> arrived_{0};
-  alignas(kCacheLine) std::atomic<uint64_t> phase_{0};
-  alignas(kCacheLine) std::atomic<uint64_t> call_{0};
+  // Bit 0: a call runs. Bits 1 .. 15: workers in the stage. Above: the epoch, which counts stages of all
+  // calls.
+  alignas(kCacheLine) std::atomic<uint64_t> state_{0};
+  alignas(kCacheLine) std::atomic<int> sleepers_{0};
+  std::atomic<uint32_t> wakes_{0};
   std::atomic<bool> stop_{false};
+  // Of the call that runs: written while none does, read by workers inside a stage.
   Function function_ = nullptr;
   void* context_ = nullptr;
-
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  int parked_ = 0;  // guarded by mutex_
+  uint64_t first_epoch_ = 0;
+  int stages_ = 0;
   std::vector<std::thread> threads_;
 };
-
-// Half-open range of `count` items for one of `parts` workers: contiguous, sizes differ by at most one.
-struct Range {
-  int begin;
-  int end;
-};
-
-inline Range share(int count, int part, int parts) {
-  const int64_t n = count;
-  return {static_cast<int>(n * part / parts), static_cast<int>(n * (part + 1) / parts)};
-}
 
 }  // namespace spola

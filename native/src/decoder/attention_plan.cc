@@ -45,20 +45,6 @@ int run_length(const std::vector<SliceIn>& slices, const KvShape& shape, int wor
   return run;
 }
 
-void share_by_cost(const std::vector<int64_t>& cost, int workers, std::vector<int>* begin) {
-  int64_t total = 0;
-  for (int64_t c : cost) total += c;
-  begin->assign(static_cast<size_t>(workers) + 1, static_cast<int>(cost.size()));
-  int64_t sum = 0;
-  int worker = 0;
-  for (size_t i = 0; i < cost.size(); ++i) {
-    // An item belongs to the worker in whose share its middle lies.
-    const int owner = static_cast<int>((2 * sum + cost[i]) * workers / (2 * total));
-    while (worker <= owner) (*begin)[worker++] = static_cast<int>(i);
-    sum += cost[i];
-  }
-}
-
 }  // namespace
 
 void plan_attention(const std::vector<SliceIn>& slices, const KvShape& shape, int workers, int spare_records,
@@ -69,7 +55,6 @@ void plan_attention(const std::vector<SliceIn>& slices, const KvShape& shape, in
   plan->items.clear();
   plan->record.clear();
   plan->parts.clear();
-  std::vector<int64_t> cost;
   int record = 0;
   for (const Group& g : groups) {
     const int extra = (g.segments - 1) * g.rows;
@@ -85,12 +70,10 @@ void plan_attention(const std::vector<SliceIn>& slices, const KvShape& shape, in
       for (int p = 0; p < parts; ++p) {
         plan->items.push_back({g.slice, g.row, g.position, g.rows, head, g.segment + p,
                                split ? 1 : g.segments, record + p, parts});
-        cost.push_back(std::max<int64_t>(1, g.cost / parts));
       }
     }
     record += g.rows * parts;
   }
-  share_by_cost(cost, workers, &plan->begin);
 }
 
 }  // namespace spola

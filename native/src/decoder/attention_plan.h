@@ -1,4 +1,4 @@
-// Which attention segments a step needs, shared out over the workers by cost.
+// Which attention segments a step needs, as items that workers take.
 //
 // Rebuilt each step, once per KV group. Splitting is for balance only: partials are merged in the order of
 // segments either way, so the result does not depend on it.
@@ -26,7 +26,6 @@ struct AttentionItem {
 
 struct AttentionPlan {
   std::vector<AttentionItem> items;
-  std::vector<int> begin;   // items of worker w: begin[w] .. begin[w + 1]
   std::vector<int> record;  // per row: its first record of partial results
   std::vector<int> parts;   // per row: how many records
 };

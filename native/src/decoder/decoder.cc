@@ -8,8 +8,6 @@
 namespace spola {
 namespace {
 
-constexpr int kHeadRows = 64;  // rows whose logits are held at a time
-
 const Kernels* pick_kernels(const std::string& isa) {
   const Kernels* kernels = select_kernels(isa.c_str());
   if (!kernels)
@@ -56,23 +54,33 @@ uint32_t Decoder::formats_of(const std::vector<int>& indices) const {
   return formats;
 }
 
-// Where workers meet when each prepares all rows for itself: after a prepare op only if what follows at once
-// writes what it reads, never after a merge, and always where one worker's rows are otherwise its own affair.
-void Decoder::place_barriers() {
-  for (size_t i = 0; i < program_.ops.size(); ++i) {
-    Op& op = program_.ops[i];
-    op.barrier_alone = op.kind != OpKind::kMerge;
-    if (op.kind != OpKind::kPrepare || op.prepare.rows != Rows::kStep || i + 1 == program_.ops.size())
-      continue;
-    const Op& next = program_.ops[i + 1];
-    op.barrier_alone =
-        next.kind != OpKind::kLinear || !next.barrier || next.linear.output == op.prepare.input;
+// A worker may prepare rows for itself when the linear op that reads them does not write what they are made
+// of, and may merge the attention that it then prepares.
+void Decoder::lay_out_stages() {
+  std::vector<Op>& ops = program_.ops;
+  for (size_t i = ops.size() - 1; i-- > 0;) {
+    const Op& next = ops[i + 1];
+    if (ops[i].kind == OpKind::kPrepare) {
+      ops[i].own = ops[i].prepare.rows == Rows::kStep && next.kind == OpKind::kLinear &&
+                   next.linear.output != ops[i].prepare.input;
+    } else if (ops[i].kind == OpKind::kMerge) {
+      ops[i].own = next.kind == OpKind::kPrepare && next.own && next.prepare.input == Buffer::kAttention;
+    }
+  }
+  const Op* first = ops.data();
+  const Op* first_alone = first;
+  const Op* end = ops.data() + ops.size();
+  for (const Op* op = first; op != end; ++op) {
+    const bool last = op + 1 == end;
+    if (op->barrier || last) program_.stages.push_back({first, op + 1}), first = op + 1;
+    if (op->own || !(op->barrier || last || (op + 1)->own)) continue;
+    program_.stages_alone.push_back({first_alone, op + 1}), first_alone = op + 1;
   }
 }
 
 void Decoder::finish() {
   check_program();
-  place_barriers();
+  lay_out_stages();
   WorkspaceShape shape;
   shape.rows = config_.max_step_tokens;
   shape.head_rows = std::min(kHeadRows, config_.max_step_tokens);
@@ -229,8 +237,7 @@ const uint8_t* Decoder::weights_after(const Op& op, const OpContext& c, int work
 }
 
 void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
-  std::vector<HeadRow> heads;
-  std::vector<HeadRow> vectors;
+  HeadRows heads, vectors;
   for (size_t i = 0; i < runs.size(); ++i) {
     const SliceIn& slice = *runs[i].in;
     const bool embeds =
@@ -240,16 +247,23 @@ void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
       (embeds ? vectors : heads).push_back({static_cast<int>(i), runs[i].row + j, j - first});
     }
   }
-  pool_.run([&](int worker) {
-    const bool alone = pool_.size() > 1 && rows_.count <= kOwnRows;
-    OpContext c{kernels_, &model_, &kv_, work_.get(), &pool_, &step.slices, &rows_, alone, nullptr, {}};
-    for (const Op& op : program_.ops) {
-      if (op.kind == OpKind::kLinear) c.next = weights_after(op, c, worker);
-      run_op(op, c, worker);
-      if (alone ? op.barrier_alone : op.barrier) pool_.barrier();
+  const bool alone = pool_.size() > 1 && rows_.count <= kOwnRows;
+  const std::vector<Stage>& stages = alone ? program_.stages_alone : program_.stages;
+  const int layers = rows_.count > 0 ? static_cast<int>(stages.size()) : 0;
+  const int head = layers + kHeadStages * chunks_of(heads);
+  const int all = head + kVectorStages * chunks_of(vectors);
+  pool_.run(all, [&](int worker, int stage) {
+    OpContext c{kernels_, &model_, &kv_,  work_.get(), &pool_, &step.slices,
+                &rows_,   alone,   stage, nullptr,     {}};
+    if (stage < layers) {
+      const Op& last = *(stages[stage].last - 1);
+      if (last.kind == OpKind::kLinear) c.next = weights_after(last, c, worker);
+      run_stage(stages[stage], c, worker);
+    } else if (stage < head) {
+      run_head(heads, stage - layers, runs, c, worker);
+    } else {
+      run_vectors(vectors, stage - head, runs, c, worker);
     }
-    run_head(heads, runs, c, worker);
-    run_vectors(vectors, runs, c, worker);
   });
 }
 

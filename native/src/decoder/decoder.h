@@ -34,6 +34,8 @@ struct DecoderConfig {
   std::string isa;          // "" for the best
 };
 
+constexpr int kHeadRows = 64;  // rows whose logits are held at a time, at most
+
 struct MemoryUse {
   size_t weights = 0;
   size_t kv = 0;
@@ -86,6 +88,15 @@ class Decoder {
     int row;    // in the step
     int index;  // in the slice's head rows; for vectors, in the slice
   };
+  using HeadRows = std::vector<HeadRow>;
+
+  // Head rows whose logits are held at a time.
+  struct HeadChunk {
+    const HeadRow* rows;
+    int count;
+    int32_t of_row[kHeadRows];  // their rows in the step
+  };
+  static constexpr int kHeadStages = 3, kVectorStages = 2;  // of a chunk
 
   void check(const StepIn& step) const;
   void check_slice(const SliceIn& slice) const;
@@ -100,13 +111,16 @@ class Decoder {
   void move_blocks(const StepIn& step);
   std::vector<Run> begin_runs(const StepIn& step);
   void lay_out_rows(const std::vector<SliceIn>& slices);
-  void place_barriers();
+  void lay_out_stages();
   const uint8_t* weights_after(const Op& op, const OpContext& c, int worker) const;
   void compute(const StepIn& step, std::vector<Run>& runs);
-  void gather(const HeadRow* rows, int count, int worker);
-  void run_head(const std::vector<HeadRow>& rows, std::vector<Run>& runs, OpContext& c, int worker);
-  void run_vectors(const std::vector<HeadRow>& rows, std::vector<Run>& runs, OpContext& c, int worker);
-  void use_logits(const HeadRow* rows, int count, std::vector<Run>& runs, int worker);
+  static int chunks_of(const HeadRows& rows);
+  HeadChunk chunk(const HeadRows& rows, int index) const;
+  void gather(const HeadChunk& chunk, Range rows);
+  void run_head(const HeadRows& rows, int stage, std::vector<Run>& runs, OpContext& c, int worker);
+  void run_vectors(const HeadRows& rows, int stage, std::vector<Run>& runs, OpContext& c, int worker);
+  void use_logits(const HeadChunk& chunk, std::vector<Run>& runs, Sampler& sampler, Range turns, int worker);
+  void pool_vectors(const HeadChunk& chunk, std::vector<Run>& runs);
   void use_row(const HeadRow& row, const float* logits, Run& run, Sampler& sampler);
   void end_runs(std::vector<Run>& runs);
 

@@ -63,13 +63,11 @@ int expert_of(const Routing& routing, int experts, int tiles, int* tile) {
 
 }  // namespace
 
-void run_route(const RouteOp& op, const OpContext& c, int worker) {
-  const Range range = share(c.rows->count, worker, c.pool->size());
-  for (int row = range.begin; row < range.end; ++row) route_row(op, c, row);
+void run_route(const RouteOp& op, const OpContext& c, Range rows) {
+  for (int row = rows.begin; row < rows.end; ++row) route_row(op, c, row);
 }
 
-void run_group(const RouteOp& op, const OpContext& c, int worker) {
-  if (worker != 0) return;
+void run_group(const RouteOp& op, const OpContext& c) {
   Routing& routing = c.rows->routing;
   const int count = c.rows->count * op.used;
   std::fill(routing.begin.begin(), routing.begin.begin() + op.experts + 1, 0);
@@ -90,7 +88,6 @@ void run_experts(const ExpertsOp& op, const OpContext& c, int worker) {
   const Matrix& first = c.model->matrix(op.gate);
   int busy = 0;
   for (int e = 0; e < op.experts; ++e) busy += routing.begin[e] != routing.begin[e + 1];
-  const Range range = share(busy * first.tiles, worker, c.pool->size());
   LinearOp linear;
   linear.parts = op.up == kNoId ? 1 : 2;
   linear.output = op.output;
@@ -98,25 +95,26 @@ void run_experts(const ExpertsOp& op, const OpContext& c, int worker) {
   linear.epilogue = op.epilogue;
   linear.clamp = op.clamp;
   linear.up_offset = op.up_offset;
-  for (int i = range.begin; i < range.end; ++i) {
-    int tile = i;
-    const int e = expert_of(routing, op.experts, first.tiles, &tile);
-    linear.part[0].matrix = op.gate + e;
-    linear.part[1].matrix = op.up + e;
-    linear.part[0].bias = op.gate_bias == kNoId ? kNoId : op.gate_bias + e;
-    linear.part[1].bias = op.up_bias == kNoId ? kNoId : op.up_bias + e;
-    linear_tile(linear, c, tile, routing.begin[e], routing.begin[e + 1]);
-  }
-  c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
+  claim_all(c, worker, 0, busy * first.tiles, [&](Range range) {
+    for (int i = range.begin; i < range.end; ++i) {
+      int tile = i;
+      const int e = expert_of(routing, op.experts, first.tiles, &tile);
+      linear.part[0].matrix = op.gate + e;
+      linear.part[1].matrix = op.up + e;
+      linear.part[0].bias = op.gate_bias == kNoId ? kNoId : op.gate_bias + e;
+      linear.part[1].bias = op.up_bias == kNoId ? kNoId : op.up_bias + e;
+      linear_tile(linear, c, tile, routing.begin[e], routing.begin[e + 1]);
+    }
+    c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
+  });
 }
 
-void run_combine(const CombineOp& op, const OpContext& c, int worker) {
+void run_combine(const CombineOp& op, const OpContext& c, int worker, Range rows) {
   const Routing& routing = c.rows->routing;
   const size_t width = static_cast<size_t>(op.width);
   const size_t scores = static_cast<size_t>(op.router_width);
   float* sum = c.work->scratch(worker);
-  const Range range = share(c.rows->count, worker, c.pool->size());
-  for (int row = range.begin; row < range.end; ++row) {
+  for (int row = rows.begin; row < rows.end; ++row) {
     std::memset(sum, 0, width * sizeof(float));
     for (int j = 0; j < routing.used; ++j) {
       const size_t i = static_cast<size_t>(row) * routing.used + j;

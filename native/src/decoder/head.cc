@@ -4,55 +4,70 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/align.h"
 #include "decoder/decoder.h"
 
 namespace spola {
 
-// Copies the residual rows into the head's input: the rows that this worker prepares.
-void Decoder::gather(const HeadRow* rows, int count, int worker) {
+int Decoder::chunks_of(const HeadRows& rows) { return ceil_div(static_cast<int>(rows.size()), kHeadRows); }
+
+Decoder::HeadChunk Decoder::chunk(const HeadRows& rows, int index) const {
+  const int begin = index * kHeadRows;
+  HeadChunk out;
+  out.rows = rows.data() + begin;
+  out.count = std::min(static_cast<int>(rows.size()) - begin, kHeadRows);
+  for (int i = 0; i < out.count; ++i) out.of_row[i] = out.rows[i].row;
+  return out;
+}
+
+// Copies residual rows into the head's input.
+void Decoder::gather(const HeadChunk& chunk, Range rows) {
   const size_t hidden = static_cast<size_t>(config_.hidden);
-  const Range range = share(count, worker, pool_.size());
-  for (int i = range.begin; i < range.end; ++i) {
+  for (int i = rows.begin; i < rows.end; ++i) {
     std::memcpy(work_->head_input() + i * hidden,
-                work_->buffer(Buffer::kResidual) + static_cast<size_t>(rows[i].row) * hidden,
+                work_->buffer(Buffer::kResidual) + static_cast<size_t>(chunk.of_row[i]) * hidden,
                 hidden * sizeof(float));
   }
 }
 
-void Decoder::run_head(const std::vector<HeadRow>& rows, std::vector<Run>& runs, OpContext& c, int worker) {
+// Three stages for each chunk of head rows: prepared, their logits, what is made of those.
+void Decoder::run_head(const HeadRows& rows, int stage, std::vector<Run>& runs, OpContext& c, int worker) {
   const HeadOp& head = program_.head;
-  const uint32_t formats = 1u << static_cast<int>(model_.matrix(head.matrix).format);
-  c.activations = prepared(work_->shared(), head.norm, work_->head_input(), config_.hidden);
-  for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(work_->head_rows())) {
-    const HeadRow* chunk = rows.data() + begin;
-    const int count = static_cast<int>(std::min<size_t>(rows.size() - begin, work_->head_rows()));
-    int32_t of_row[64];
-    for (int i = 0; i < count; ++i) of_row[i] = chunk[i].row;
-    gather(chunk, count, worker);
-    const Range range = share(count, worker, pool_.size());
-    prepare_rows(c, work_->shared(), head.norm, work_->head_input(), config_.hidden, formats, range.begin,
-                 range.end, of_row);
-    pool_.barrier();
-    head_logits(head, c, count, of_row, worker);
-    pool_.barrier();
-    use_logits(chunk, count, runs, worker);
-    pool_.barrier();
+  const HeadChunk part = chunk(rows, stage / kHeadStages);
+  if (stage % kHeadStages == 0) {
+    const uint32_t formats = 1u << static_cast<int>(model_.matrix(head.matrix).format);
+    claim_all(c, worker, 0, part.count, [&](Range range) {
+      gather(part, range);
+      prepare_rows(c, work_->shared(), head.norm, work_->head_input(), config_.hidden, formats, range.begin,
+                   range.end, part.of_row);
+    });
+  } else if (stage % kHeadStages == 1) {
+    c.activations = prepared(work_->shared(), head.norm, work_->head_input(), config_.hidden);
+    head_logits(head, c, part.count, part.of_row, worker);
+  } else {
+    int turns = 1;
+    for (int i = 1; i < part.count; ++i) turns += part.rows[i].run != part.rows[i - 1].run;
+    claim_all(c, worker, 0, turns,
+              [&](Range range) { use_logits(part, runs, samplers_[worker], range, worker); });
   }
 }
 
-// Rows of one request stay together, in order: a draft is only looked at when those before it were right.
-void Decoder::use_logits(const HeadRow* rows, int count, std::vector<Run>& runs, int worker) {
+// The head rows of some requests. Those of one request stay together, in order: a draft is only looked at
+// when those before it were right.
+void Decoder::use_logits(const HeadChunk& chunk, std::vector<Run>& runs, Sampler& sampler, Range turns,
+                         int worker) {
   const size_t width = static_cast<size_t>(work_->width(Buffer::kLogits));
   int turn = 0;
-  for (int i = 0; i < count; ++i) {
-    if (i > 0 && rows[i].run != rows[i - 1].run) ++turn;
-    if (turn % pool_.size() != worker) continue;
-    Run& run = runs[rows[i].run];
-    if (run.stopped || !run.out.error.empty() || rows_.bad[rows[i].row].load(std::memory_order_relaxed)) {
+  for (int i = 0; i < chunk.count; ++i) {
+    const HeadRow& row = chunk.rows[i];
+    if (i > 0 && row.run != chunk.rows[i - 1].run) ++turn;
+    if (turn < turns.begin || turn >= turns.end) continue;
+    Run& run = runs[row.run];
+    if (run.stopped || !run.out.error.empty() || rows_.bad[row.row].load(std::memory_order_relaxed)) {
       run.stopped = true;
       continue;
     }
-    use_row(rows[i], work_->buffer(Buffer::kLogits) + i * width, run, samplers_[worker]);
+    use_row(row, work_->buffer(Buffer::kLogits) + i * width, run, sampler);
     ++pool_.counters(worker).sampled;
   }
 }
@@ -105,40 +120,41 @@ void Decoder::use_row(const HeadRow& row, const float* logits, Run& run, Sampler
   }
 }
 
-// Final hidden states: the last row of a request, or the mean of all its rows, summed in order of position.
-void Decoder::run_vectors(const std::vector<HeadRow>& rows, std::vector<Run>& runs, OpContext& c,
-                          int worker) {
-  const size_t hidden = static_cast<size_t>(config_.hidden);
-  for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(work_->head_rows())) {
-    const HeadRow* chunk = rows.data() + begin;
-    const int count = static_cast<int>(std::min<size_t>(rows.size() - begin, work_->head_rows()));
-    gather(chunk, count, worker);
-    const Range range = share(count, worker, pool_.size());
+// Final hidden states: two stages for each chunk of rows.
+void Decoder::run_vectors(const HeadRows& rows, int stage, std::vector<Run>& runs, OpContext& c, int worker) {
+  const HeadChunk part = chunk(rows, stage / kVectorStages);
+  if (stage % kVectorStages == 1) return claim_all(c, worker, 0, 1, [&](Range) { pool_vectors(part, runs); });
+  claim_all(c, worker, 0, part.count, [&](Range range) {
+    gather(part, range);
     prepare_rows(c, work_->shared(), program_.head.norm, work_->head_input(), config_.hidden, 0, range.begin,
                  range.end, nullptr);
-    pool_.barrier();
-    const float* states =
-        program_.head.norm.kind == NormKind::kNone ? work_->head_input() : work_->shared().f32;
-    for (int i = 0; worker == 0 && i < count; ++i) {
-      Run& run = runs[chunk[i].run];
-      Request& request = *run.request;
-      const float* x = states + i * hidden;
-      for (size_t d = 0; d < hidden; ++d) {
-        if (!std::isfinite(x[d])) rows_.bad[chunk[i].row].store(true, std::memory_order_relaxed);
-      }
-      const bool last = run.in->start + chunk[i].index + 1 >= request.total;
-      if (request.want == Want::kEmbedLast) {
-        if (last) run.out.vector.assign(x, x + hidden);
-        continue;
-      }
-      if (run.in->start + chunk[i].index == 0) request.pooled = 0;
-      if (request.pooled == 0) request.sums.assign(hidden, 0.0);
-      for (size_t d = 0; d < hidden; ++d) request.sums[d] += x[d];
-      ++request.pooled;
-      if (!last) continue;
-      for (double sum : request.sums) run.out.vector.push_back(static_cast<float>(sum / request.pooled));
+  });
+}
+
+// The last row of a request, or the mean of all its rows, summed in order of position.
+void Decoder::pool_vectors(const HeadChunk& chunk, std::vector<Run>& runs) {
+  const size_t hidden = static_cast<size_t>(config_.hidden);
+  const float* states =
+      program_.head.norm.kind == NormKind::kNone ? work_->head_input() : work_->shared().f32;
+  for (int i = 0; i < chunk.count; ++i) {
+    const HeadRow& row = chunk.rows[i];
+    Run& run = runs[row.run];
+    Request& request = *run.request;
+    const float* x = states + i * hidden;
+    for (size_t d = 0; d < hidden; ++d) {
+      if (!std::isfinite(x[d])) rows_.bad[row.row].store(true, std::memory_order_relaxed);
     }
-    pool_.barrier();
+    const bool last = run.in->start + row.index + 1 >= request.total;
+    if (request.want == Want::kEmbedLast) {
+      if (last) run.out.vector.assign(x, x + hidden);
+      continue;
+    }
+    if (run.in->start + row.index == 0) request.pooled = 0;
+    if (request.pooled == 0) request.sums.assign(hidden, 0.0);
+    for (size_t d = 0; d < hidden; ++d) request.sums[d] += x[d];
+    ++request.pooled;
+    if (!last) continue;
+    for (double sum : request.sums) run.out.vector.push_back(static_cast<float>(sum / request.pooled));
   }
 }
 

@@ -16,6 +16,11 @@ int rows_per_pass(int k, int rows_per_call) {
   return std::max(16 / rows_per_call + 1, kBytes / std::max(k, 1) / rows_per_call) * rows_per_call;
 }
 
+// The same for `rows` rows in all: no more passes than a stage may have.
+int rows_of_pass(int k, int rows_per_call, int rows) {
+  return std::max(rows_per_pass(k, rows_per_call), ceil_div(rows, ThreadPool::kParts));
+}
+
 // Rows row .. row + rows of the step; `next` is the tile that will be read after theirs, or null.
 struct Call {
   int row;
@@ -154,14 +159,6 @@ bool finish_logits(const HeadOp& head, const Kernels& kernels, int n, float* y) 
   return finite;
 }
 
-int tiles_of(const LinearOp& op, const Model& model) {
-  int tiles = 0;
-  for (int p = 0; p < (is_activation(op.epilogue) ? 1 : op.parts); ++p) {
-    tiles += model.matrix(op.part[p].matrix).tiles;
-  }
-  return tiles;
-}
-
 const uint8_t* tile_data(const LinearOp& op, const Model& model, int tile) {
   const LinearPart& part = part_of(op, model, &tile);
   return tile_data(model.matrix(part.matrix), tile);
@@ -177,6 +174,14 @@ void prefetch_next(const OpContext& c) {
 
 }  // namespace
 
+int tiles_of(const LinearOp& op, const Model& model) {
+  int tiles = 0;
+  for (int p = 0; p < (is_activation(op.epilogue) ? 1 : op.parts); ++p) {
+    tiles += model.matrix(op.part[p].matrix).tiles;
+  }
+  return tiles;
+}
+
 void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, int end, const uint8_t* next) {
   const bool activation = is_activation(op.epilogue);
   Call call{begin, 0, next};
@@ -187,16 +192,19 @@ void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, in
 }
 
 void run_linear(const LinearOp& op, const OpContext& c, int worker) {
-  const Range range = share(tiles_of(op, *c.model), worker, c.pool->size());
-  const int pass = rows_per_pass(c.activations.k, c.kernels->rows);
-  for (int begin = 0; begin < c.rows->count; begin += pass) {
+  const int tiles = tiles_of(op, *c.model);
+  const int pass = rows_of_pass(c.activations.k, c.kernels->rows, c.rows->count);
+  for (int begin = 0, part = 0; begin < c.rows->count; begin += pass, ++part) {
     const int end = std::min(c.rows->count, begin + pass);
-    for (int t = range.begin; t < range.end; ++t) {
-      linear_tile(op, c, t, begin, end, t + 1 < range.end ? tile_data(op, *c.model, t + 1) : c.next);
-    }
+    claim_all(c, worker, part, tiles, [&](Range range) {
+      const int last = c.pool->end_of_range(range.begin, tiles);
+      for (int t = range.begin; t < range.end; ++t) {
+        linear_tile(op, c, t, begin, end, t + 1 < last ? tile_data(op, *c.model, t + 1) : c.next);
+      }
+      if (begin == 0) c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
+    });
   }
   prefetch_next(c);
-  c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
 }
 
 const uint8_t* first_tile(const LinearOp& op, const OpContext& c, int worker) {
@@ -214,12 +222,11 @@ void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_
   const Matrix& m = c.model->matrix(head.matrix);
   const LinearPart part{head.matrix, head.bias, 0, Buffer::kNone};
   const size_t width = static_cast<size_t>(c.work->width(Buffer::kLogits));
-  const Range range = share(m.tiles, worker, c.pool->size());
   alignas(kCacheLine) float out[kMaxRows * kTileRows];
-  for (int t = range.begin; t < range.end; ++t) {
+  const auto tile = [&](int t, const uint8_t* next) {
     const int column = t * kTileRows;
     const int n = std::min(kTileRows, m.rows - column);
-    Call call{0, 0, t + 1 < range.end ? tile_data(m, t + 1) : nullptr};
+    Call call{0, 0, next};
     for (; call.row < count; call.row += call.rows, call.next = nullptr) {
       call.rows = rows_of_call(count - call.row, c.kernels->rows);
       product(c, part, m.rows, t, call, out);
@@ -231,8 +238,12 @@ void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_
         std::copy(y, y + n, c.work->buffer(Buffer::kLogits) + (call.row + r) * width + column);
       }
     }
-  }
-  c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
+  };
+  claim_all(c, worker, 0, m.tiles, [&](Range range) {
+    const int last = c.pool->end_of_range(range.begin, m.tiles);
+    for (int t = range.begin; t < range.end; ++t) tile(t, t + 1 < last ? tile_data(m, t + 1) : nullptr);
+    c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
+  });
 }
 
 }  // namespace spola

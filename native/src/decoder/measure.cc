@@ -64,7 +64,7 @@ std::vector<double> measure_peak(const Kernels& kernels, ActFormat format, int t
   std::vector<double> rates;
   for (int pass = 0; pass < passes; ++pass) {
     const double start = now();
-    pool.run([&](int worker) { macs[static_cast<size_t>(worker)] = kernels.peak(format, 2 * rounds); });
+    pool.each([&](int worker) { macs[static_cast<size_t>(worker)] = kernels.peak(format, 2 * rounds); });
     rates.push_back(std::accumulate(macs.begin(), macs.end(), 0.0) / (now() - start));
   }
   return rates;

@@ -29,6 +29,14 @@ GgmlType checked_type(const std::string& name, int type, int64_t elements, size_
   return t;
 }
 
+// One stage of `count` items on all workers.
+template <class Do>
+void run_shared(ThreadPool& pool, int count, Do work) {
+  pool.run(1, [&](int worker, int stage) {
+    for (Range range; range = pool.claim(worker, stage, 0, count), range.begin < range.end;) work(range);
+  });
+}
+
 float read_float(GgmlType type, const uint8_t* data, int64_t i) {
   if (type == GgmlType::kF32) {
     float f;
@@ -69,8 +77,7 @@ int Model::add_matrix(ThreadPool& pool, const std::string& name, int type_id, in
 
   const size_t stride = row_bytes(type, m.cols);
   std::atomic<bool> finite{true};
-  pool.run([&](int worker) {
-    const Range range = share(m.tiles, worker, pool.size());
+  run_shared(pool, m.tiles, [&](Range range) {
     for (int t = range.begin; t < range.end; ++t) {
       const uint8_t* row[kTileRows];
       for (int j = 0; j < kTileRows; ++j) {
@@ -109,8 +116,7 @@ int Model::add_rope(ThreadPool& pool, const std::vector<double>& frequencies, do
   const size_t n = static_cast<size_t>(positions) * frequencies.size();
   float* cosine = reinterpret_cast<float*>(arena_.allocate(n * sizeof(float)));
   float* sine = reinterpret_cast<float*>(arena_.allocate(n * sizeof(float)));
-  pool.run([&](int worker) {
-    const Range range = share(positions, worker, pool.size());
+  run_shared(pool, positions, [&](Range range) {
     for (int p = range.begin; p < range.end; ++p) {
       for (int i = 0; i < table.half; ++i) {
         const double angle = static_cast<double>(p) * frequencies[i];

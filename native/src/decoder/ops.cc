@@ -16,9 +16,8 @@ size_t qkv_width(const AttentionShape& shape, const KvShape& g) {
   return static_cast<size_t>(shape.heads + g.heads) * g.k_dim + static_cast<size_t>(g.heads) * g.v_dim;
 }
 
-void embed(const EmbedOp& op, const OpContext& c, int worker) {
+void embed(const EmbedOp& op, const OpContext& c, int worker, Range range) {
   const Matrix& m = c.model->matrix(op.matrix);
-  const Range range = share(c.rows->count, worker, c.pool->size());
   for (int r = range.begin; r < range.end; ++r) {
     float* x = c.work->buffer(Buffer::kResidual) + static_cast<size_t>(r) * m.cols;
     decode_row(m.scheme, m.data, c.rows->token[r], m.cols, x);
@@ -33,25 +32,27 @@ void embed(const EmbedOp& op, const OpContext& c, int worker) {
   }
 }
 
-void prepare(const PrepareOp& op, OpContext& c, int worker) {
-  const Workspace& w = *c.work;
-  const Routing& routing = c.rows->routing;
-  const bool slots = op.rows != Rows::kStep, gather = op.rows == Rows::kGather;
-  const bool alone = c.alone && !slots;
-  const ActivationRows& to = alone ? w.own(worker) : w.shared();
-  const float* input = alone && op.input == Buffer::kAttention ? to.attention : w.buffer(op.input);
-  const int count = slots ? routing.slots : c.rows->count;
-  const Range range = alone ? Range{0, count} : share(count, worker, c.pool->size());
-  c.activations = prepared(to, op.norm, input, op.width, gather);
-  prepare_rows(c, to, op.norm, input, op.width, op.formats, range.begin, range.end,
-               slots ? routing.row_of_slot.data() : nullptr, gather);
-  c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
+// Where a prepare op takes its rows from and puts them.
+struct Ends {
+  const float* input;
+  const ActivationRows& to;
+};
+
+Ends ends_of(const PrepareOp& op, bool own, const OpContext& c, int worker) {
+  const ActivationRows& to = own ? c.work->own(worker) : c.work->shared();
+  return {own && op.input == Buffer::kAttention ? to.attention : c.work->buffer(op.input), to};
 }
 
-void residual(const ResidualOp& op, const OpContext& c, int worker) {
+void prepare(const PrepareOp& op, bool own, const OpContext& c, int worker, Range range) {
+  const bool slots = op.rows != Rows::kStep, gather = op.rows == Rows::kGather;
+  const Ends ends = ends_of(op, own, c, worker);
+  prepare_rows(c, ends.to, op.norm, ends.input, op.width, op.formats, range.begin, range.end,
+               slots ? c.rows->routing.row_of_slot.data() : nullptr, gather);
+}
+
+void residual(const ResidualOp& op, const OpContext& c, int worker, Range range) {
   const int n = c.work->width(Buffer::kResidual);
   float* scratch = c.work->scratch(worker);
-  const Range range = share(c.rows->count, worker, c.pool->size());
   for (int r = range.begin; r < range.end; ++r) {
     float* x = c.work->buffer(Buffer::kResidual) + static_cast<size_t>(r) * n;
     const float* y = c.work->buffer(op.input) + static_cast<size_t>(r) * n;
@@ -67,7 +68,6 @@ void residual(const ResidualOp& op, const OpContext& c, int worker) {
       for (int i = 0; i < n; ++i) x[i] += op.multiplier * y[i];
     }
   }
-  c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
 }
 
 // Norms every head of x, or all of them as one vector.
@@ -135,12 +135,13 @@ void rope_kv(const RopeKvOp& op, const OpContext& c, int worker) {
   const int heads = (*c.kv)[op.shape.group].shape().heads;
   const bool normed = op.q_norm.kind != NormKind::kNone || op.k_norm.kind != NormKind::kNone;
   const int step = op.norm_whole && normed ? heads : 1;
-  const Range range = share(c.rows->count * (heads / step), worker, c.pool->size());
-  for (int i = range.begin; i < range.end; ++i) {
-    const int head = i * step % heads;
-    rope_heads(op, c, i * step / heads, head, head + step, c.work->scratch(worker));
-  }
-  c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
+  claim_all(c, worker, 0, c.rows->count * (heads / step), [&](Range range) {
+    for (int i = range.begin; i < range.end; ++i) {
+      const int head = i * step % heads;
+      rope_heads(op, c, i * step / heads, head, head + step, c.work->scratch(worker));
+    }
+    c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
+  });
 }
 
 // Fills in the blocks of one segment that rows of the item see.
@@ -162,7 +163,7 @@ void aim(const AttentionItem& item, const KvPool& pool, const Table& table, int 
   }
 }
 
-void attention(const AttentionOp& op, const OpContext& c, int worker) {
+void attention_items(const AttentionOp& op, const OpContext& c, int worker, Range range) {
   const KvPool& pool = (*c.kv)[op.shape.group];
   const KvShape& g = pool.shape();
   const AttentionPlan& plan = c.rows->attention[op.shape.group];
@@ -177,7 +178,7 @@ void attention(const AttentionOp& op, const OpContext& c, int worker) {
   const size_t head = static_cast<size_t>(g.v_dim) + 2;
   const size_t record = head * static_cast<size_t>(op.shape.heads);
   uint64_t segments = 0;
-  for (int i = plan.begin[worker]; i < plan.begin[worker + 1]; ++i) {
+  for (int i = range.begin; i < range.end; ++i) {
     const AttentionItem& item = plan.items[i];
     const Table& table = (*c.slices)[item.slice].tables[op.shape.group];
     a.rows = item.rows;
@@ -202,16 +203,20 @@ void attention(const AttentionOp& op, const OpContext& c, int worker) {
   c.pool->counters(worker).segments += segments;
 }
 
-// The partial results stay as they are: when alone, every worker merges them for itself.
-void merge(const MergeOp& op, const OpContext& c, int worker) {
+void attention(const AttentionOp& op, const OpContext& c, int worker) {
+  const int items = static_cast<int>(c.rows->attention[op.shape.group].items.size());
+  claim_all(c, worker, 0, items, [&](Range range) { attention_items(op, c, worker, range); });
+}
+
+// The partial results stay as they are: with `own`, every worker merges them for itself.
+void merge(const MergeOp& op, bool own, const OpContext& c, int worker, Range range) {
   const KvShape& g = (*c.kv)[op.shape.group].shape();
   const AttentionPlan& plan = c.rows->attention[op.shape.group];
   const size_t head = static_cast<size_t>(g.v_dim) + 2;
   const size_t record = head * static_cast<size_t>(op.shape.heads);
   float* into = c.work->scratch(worker);
   float* sink = into + head;
-  const Range range = c.alone ? Range{0, c.rows->count} : share(c.rows->count, worker, c.pool->size());
-  float* rows = c.alone ? c.work->own(worker).attention : c.work->buffer(Buffer::kAttention);
+  float* rows = own ? c.work->own(worker).attention : c.work->buffer(Buffer::kAttention);
   for (int r = range.begin; r < range.end; ++r) {
     const float* first = c.work->partials() + plan.record[r] * record;
     float* out = rows + static_cast<size_t>(r) * op.shape.heads * g.v_dim;
@@ -281,19 +286,69 @@ Activations prepared(const ActivationRows& rows, const NormPart& norm, const flo
   return a;
 }
 
-void run_op(const Op& op, OpContext& c, int worker) {
+namespace {
+
+// Ops that work row by row: several of them in one stage share out rows, not outputs.
+bool is_by_row(OpKind kind) {
+  return kind == OpKind::kEmbed || kind == OpKind::kPrepare || kind == OpKind::kMerge ||
+         kind == OpKind::kResidual || kind == OpKind::kRoute || kind == OpKind::kCombine;
+}
+
+void run_rows(const Op& op, bool own, const OpContext& c, int worker, Range range) {
   switch (op.kind) {
-    case OpKind::kEmbed: return embed(op.embed, c, worker);
-    case OpKind::kPrepare: return prepare(op.prepare, c, worker);
-    case OpKind::kLinear: return run_linear(op.linear, c, worker);
-    case OpKind::kRopeKv: return rope_kv(op.rope_kv, c, worker);
-    case OpKind::kAttention: return attention(op.attention, c, worker);
-    case OpKind::kMerge: return merge(op.merge, c, worker);
-    case OpKind::kResidual: return residual(op.residual, c, worker);
-    case OpKind::kRoute: return run_route(op.route, c, worker);
-    case OpKind::kGroup: return run_group(op.route, c, worker);
-    case OpKind::kExperts: return run_experts(op.experts, c, worker);
-    case OpKind::kCombine: return run_combine(op.combine, c, worker);
+    case OpKind::kEmbed: return embed(op.embed, c, worker, range);
+    case OpKind::kPrepare: return prepare(op.prepare, own, c, worker, range);
+    case OpKind::kMerge: return merge(op.merge, own, c, worker, range);
+    case OpKind::kResidual: return residual(op.residual, c, worker, range);
+    case OpKind::kRoute: return run_route(op.route, c, range);
+    case OpKind::kCombine: return run_combine(op.combine, c, worker, range);
+    default: return;
+  }
+}
+
+// What a linear op or experts read: what the prepare op before it has left.
+Activations activations_of(const Op& consumer, const OpContext& c, int worker) {
+  const Op& source = *(&consumer - 1);
+  const bool own = c.alone && source.own;
+  const Ends ends = ends_of(source.prepare, own, c, worker);
+  return prepared(ends.to, source.prepare.norm, ends.input, source.prepare.width,
+                  source.prepare.rows == Rows::kGather);
+}
+
+// Ops from *first on whose rows every worker prepares for itself, as long as it may be of use.
+const Op* run_own(const Op* first, const OpContext& c, int worker) {
+  const Op* op = first;
+  while (op->own) ++op;
+  if (op == first || !c.pool->left(c.stage, tiles_of(op->linear, *c.model))) return op;
+  const Range all{0, c.rows->count};
+  for (; first != op; ++first) run_rows(*first, true, c, worker, all);
+  c.pool->counters(worker).rows += static_cast<uint64_t>(all.end);
+  return op;
+}
+
+}  // namespace
+
+void run_stage(const Stage& stage, OpContext& c, int worker) {
+  const Op* op = stage.first;
+  if (c.alone) op = run_own(op, c, worker);
+  if (is_by_row(op->kind)) {
+    const bool slots = op->kind == OpKind::kPrepare && op->prepare.rows != Rows::kStep;
+    return claim_all(c, worker, 0, slots ? c.rows->routing.slots : c.rows->count, [&](Range range) {
+      for (const Op* o = op; o != stage.last; ++o) run_rows(*o, false, c, worker, range);
+      c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
+    });
+  }
+  switch (op->kind) {
+    case OpKind::kLinear:
+      c.activations = activations_of(*op, c, worker);
+      return run_linear(op->linear, c, worker);
+    case OpKind::kRopeKv: return rope_kv(op->rope_kv, c, worker);
+    case OpKind::kAttention: return attention(op->attention, c, worker);
+    case OpKind::kGroup: return claim_all(c, worker, 0, 1, [&](Range) { run_group(op->route, c); });
+    case OpKind::kExperts:
+      c.activations = activations_of(*op, c, worker);
+      return run_experts(op->experts, c, worker);
+    default: return;
   }
 }
 

@@ -1,5 +1,5 @@
-// The interpreter of op records. Each function computes one worker's share of one op; the barriers between
-// ops are the caller's.
+// The interpreter of op records. Each function does what one worker can claim of one op; stages are the
+// caller's.
 #pragma once
 
 #include <atomic>
@@ -48,24 +48,37 @@ struct OpContext {
   ThreadPool* pool;
   const std::vector<SliceIn>* slices;
   StepRows* rows;
-  bool alone;               // every worker prepares all rows for itself
+  bool alone;               // every worker prepares all rows for itself, where ops say so
+  int stage;                // of the call
   const uint8_t* next;      // first weights of the linear op after the one that runs
-  Activations activations;  // as the last prepare op left them
+  Activations activations;  // what the linear op that runs reads
 };
 
-void run_op(const Op& op, OpContext& c, int worker);
+// Calls do(range) for items of `count` until none is left.
+template <class Do>
+void claim_all(const OpContext& c, int worker, int part, int count, Do&& work) {
+  for (;;) {
+    const Range range = c.pool->claim(worker, c.stage, part, count);
+    if (range.begin == range.end) return;
+    work(range);
+  }
+}
+
+void run_stage(const Stage& stage, OpContext& c, int worker);
 void run_linear(const LinearOp& op, const OpContext& c, int worker);
-void run_route(const RouteOp& op, const OpContext& c, int worker);
-void run_group(const RouteOp& op, const OpContext& c, int worker);
+void run_route(const RouteOp& op, const OpContext& c, Range rows);
+void run_group(const RouteOp& op, const OpContext& c);
 void run_experts(const ExpertsOp& op, const OpContext& c, int worker);
-void run_combine(const CombineOp& op, const OpContext& c, int worker);
+void run_combine(const CombineOp& op, const OpContext& c, int worker, Range rows);
+
+int tiles_of(const LinearOp& op, const Model& model);
 
 // Tile `tile` of a linear op for the activation rows begin .. end, which are also the output's. `next`: the
 // weights that will be read after it, or null.
 void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, int end,
                  const uint8_t* next = nullptr);
 
-// The first weights that this worker reads of `op`, or of the head; null when it has no share of them.
+// The first weights of this worker's range of `op`, or of the head; null when it has none.
 const uint8_t* first_tile(const LinearOp& op, const OpContext& c, int worker);
 const uint8_t* first_tile(const HeadOp& head, const OpContext& c, int worker);
 

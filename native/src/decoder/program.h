@@ -165,8 +165,8 @@ enum class OpKind : int32_t {
 
 struct Op {
   OpKind kind = OpKind::kEmbed;
-  bool barrier = true;        // all workers meet after it
-  bool barrier_alone = true;  // the same when every worker prepares all rows for itself
+  bool barrier = true;  // a stage ends after it
+  bool own = false;     // with few rows every worker does it for itself, in the stage of the op that follows
   union {
     EmbedOp embed;
     PrepareOp prepare;
@@ -191,9 +191,18 @@ struct HeadOp {
   float softcap = 0.0f;
 };
 
+// Ops that one pass over items covers: ops by row that share them out alike, or one other op, which may have
+// ops before it that every worker does for itself.
+struct Stage {
+  const Op* first;
+  const Op* last;  // one beyond
+};
+
 struct Program {
   std::vector<Op> ops;
   HeadOp head;
+  std::vector<Stage> stages;
+  std::vector<Stage> stages_alone;  // with ops that are each worker's own
 };
 
 }  // namespace spola
