@@ -25,21 +25,26 @@ std::string convert_rows(GgmlType from, GgmlType to, int64_t rows, int64_t cols,
   // The lowest row that is wrong, of values that came in, and of those that do not fit.
   std::vector<int64_t> bad(static_cast<size_t>(n), rows), large(static_cast<size_t>(n), rows);
   ThreadPool pool(n);
-  pool.run([&](int worker) {
+  const auto convert = [&](int part) {
     std::vector<float> values(static_cast<size_t>(cols));
-    for (int64_t r = rows * worker / n; r < rows * (worker + 1) / n; ++r) {
+    for (int64_t r = rows * part / n; r < rows * (part + 1) / n; ++r) {
       const uint8_t* row = in + static_cast<size_t>(r) * source;
       uint8_t* stored = out + static_cast<size_t>(r) * target;
       if (!row_finite(from, row, static_cast<int>(cols))) {
-        bad[static_cast<size_t>(worker)] = r;
+        bad[static_cast<size_t>(part)] = r;
         return;
       }
       decode_values(from, row, cols, values.data());
       encode_values(to, values.data(), cols, stored);
       if (!row_finite(to, stored, static_cast<int>(cols))) {
-        large[static_cast<size_t>(worker)] = r;
+        large[static_cast<size_t>(part)] = r;
         return;
       }
+    }
+  };
+  pool.run(1, [&](int worker, int stage) {
+    for (Range parts; parts = pool.claim(worker, stage, 0, n), parts.begin < parts.end;) {
+      for (int i = parts.begin; i < parts.end; ++i) convert(i);
     }
   });
   const int64_t first = *std::min_element(bad.begin(), bad.end());
