@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("spola.cli.eval", "Measure perplexity, and agreement with another model."),
     "bench": ("spola.cli.bench", "Measure the speed of a model, or of the kernels."),
     "pull": ("spola.cli.pull", "Fetch the small built-in model."),
+    "top": ("spola.cli.top", "Watch a server's engine in the terminal."),
     "glossary": ("spola.cli.glossary", "Explain a word of LLM inference, in English or Italian."),
     "doctor": ("spola.cli.doctor", "Check this machine and say what to fix."),
     "flags": ("spola.cli.flags", "List the SPOLA_* environment variables."),
