@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 import msgspec
-from rich.console import Console, ConsoleRenderable, Group, RichCast
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -90,7 +90,7 @@ def _reason(body: bytes) -> str:
         return "no reason given"
 
 
-def drawn(url: str, snapshot: dict[str, Any]) -> ConsoleRenderable | RichCast | str:
+def drawn(url: str, snapshot: dict[str, Any]) -> RenderableType:
     """One snapshot as a person reads it."""
     requests, rates, kv = snapshot["requests"], snapshot["rates"], snapshot["kv_blocks"]
     figures = Table.grid(padding=(0, 3))
@@ -108,7 +108,7 @@ def drawn(url: str, snapshot: dict[str, Any]) -> ConsoleRenderable | RichCast | 
         _hits(snapshot),
     )
     figures.add_row(*(_spread(name, snapshot[f"{name}_s"]) for name in ("ttft", "itl")))
-    lines = [
+    lines: list[RenderableType] = [
         Text(f"spola at {printable(url)}", style="bold"),
         figures,
         _blocks(kv),
@@ -157,7 +157,7 @@ def _bandwidth(snapshot: dict[str, Any]) -> str:
     return f"{text} = {found['fraction']:.0%} of this machine's {found['limit_bytes_s'] / 1e9:.1f} GB/s"
 
 
-def _last_step(steps: list[dict[str, Any]]) -> list[ConsoleRenderable | RichCast | str]:
+def _last_step(steps: list[dict[str, Any]]) -> list[RenderableType]:
     if not steps:
         return [Text("no step since the last look", style="dim")]
     step = steps[-1]
