@@ -137,7 +137,7 @@ def plain(outputs: list[StepOutput]) -> list:
     return msgspec.msgpack.decode(msgspec.msgpack.encode([out.slices for out in outputs]))
 
 
-@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512vnni"])
+@pytest.mark.parametrize("isa", instruction_sets().compiled)
 def test_recorded_steps_replay_to_equal_bits_elsewhere(isa: str) -> None:
     if isa not in instruction_sets().usable:
         pytest.skip(f"this processor has no {isa}")

@@ -40,6 +40,11 @@ def test_no_groups_no_limits(root: Path) -> None:
     assert machine.cpu_model == "Test CPU"
 
 
+def test_arm_processors_have_numbers_for_names(root: Path) -> None:
+    put(root, "proc/cpuinfo", "processor : 0\nCPU implementer : 0x41\nCPU part : 0xd0c\n\nprocessor : 1\n")
+    assert probe(root, {0}).cpu_model.endswith("implementer 0x41 part 0xd0c")
+
+
 def test_one_thread_per_core_but_both_of_a_lone_core(root: Path) -> None:
     siblings(root, [(0, 4), (1, 5), (2, 6), (3, 7)])
     many = probe(root, set(range(8)))

@@ -1,10 +1,15 @@
-// Probe through CPUID and XGETBV. Compiled for the baseline, so it runs anywhere.
+// Probe through CPUID and XGETBV on x86-64; on arm64, where these registers are the kernel's, through what it
+// hands to every process. Compiled for the baseline, so it runs anywhere.
 #include "base/cpu.h"
 
 #include <cstdint>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace spola {
@@ -35,6 +40,25 @@ CpuFeatures probe_cpu() {
   const bool f = b & bit(16), dq = b & bit(17), bw = b & bit(30), vl = b & bit(31), vnni = c & bit(11);
   // Bits 5 to 7: mask registers and the upper halves and second sixteen of the vector registers.
   out.avx512vnni = f && dq && bw && vl && vnni && (enabled_state() & 0xe6) == 0xe6;
+  return out;
+}
+
+#elif defined(__aarch64__) && defined(__linux__)
+
+CpuFeatures probe_cpu() {
+  constexpr unsigned long kAsimdDp = 1ul << 20;  // HWCAP_ASIMDDP, which old headers lack
+  CpuFeatures out;
+  out.neon_dotprod = (getauxval(AT_HWCAP) & kAsimdDp) != 0;
+  return out;
+}
+
+#elif defined(__aarch64__) && defined(__APPLE__)
+
+CpuFeatures probe_cpu() {
+  int has = 0;
+  size_t size = sizeof has;
+  CpuFeatures out;
+  out.neon_dotprod = sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has != 0;
   return out;
 }
 

@@ -38,10 +38,12 @@ struct AttentionArgs {
 void attention_segment_scalar(const AttentionArgs& args);
 void attention_segment_avx2(const AttentionArgs& args);  // these only where x86 is compiled for
 void attention_segment_avx512vnni(const AttentionArgs& args);
+void attention_segment_neon(const AttentionArgs& args);  // this only where arm64 is compiled for
 
 // Merges the partial `part` (m, l, o[v_dim]) of a later segment into `into`, of one head.
 void attention_merge_scalar(const float* part, int v_dim, float* into);
 void attention_merge_avx2(const float* part, int v_dim, float* into);
 void attention_merge_avx512vnni(const float* part, int v_dim, float* into);
+void attention_merge_neon(const float* part, int v_dim, float* into);
 
 }  // namespace spola

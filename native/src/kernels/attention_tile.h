@@ -107,7 +107,7 @@ struct Attention {
   template <int N>
   static void soften(const Query* queries, float softcap, bool first, float (*s)[kBlock], float* corr) {
     constexpr int J = kBlock / W;
-    alignas(64) float before[16];
+    alignas(64) float before[16] = {};
     float m[N];
     for (int n = 0; n < N; ++n) {
       const Query& query = queries[n];

@@ -7,5 +7,6 @@ namespace spola {
 // (i, i + half). x has at least 2 * half values; the rest is left alone.
 void rope_scalar(float* x, const float* cosine, const float* sine, int half, bool interleaved);
 void rope_avx2(float* x, const float* cosine, const float* sine, int half, bool interleaved);
+void rope_neon(float* x, const float* cosine, const float* sine, int half, bool interleaved);
 
 }  // namespace spola

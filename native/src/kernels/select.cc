@@ -99,6 +99,20 @@ const Kernels* avx512vnni_kernels() {
 }
 #endif
 
+#if defined(SPOLA_HAVE_NEON)
+const Kernels* neon_kernels() {
+  static const Kernels table = [] {
+    Kernels neon{};
+    neon.isa = "neon";
+    neon.rows = 8;
+    SPOLA_FILL_TILES(neon, neon);
+    SPOLA_FILL_ROWS(neon, neon);
+    return neon;
+  }();
+  return &table;
+}
+#endif
+
 // One instruction set: what the processor must have, and its table.
 struct Level {
   const char* name;
@@ -111,6 +125,9 @@ constexpr Level kLevels[] = {
 #if defined(SPOLA_HAVE_X86)
     {"avx512vnni", [](const CpuFeatures& cpu) { return cpu.avx2 && cpu.avx512vnni; }, avx512vnni_kernels},
     {"avx2", [](const CpuFeatures& cpu) { return cpu.avx2; }, avx2_kernels},
+#endif
+#if defined(SPOLA_HAVE_NEON)
+    {"neon", [](const CpuFeatures& cpu) { return cpu.neon_dotprod; }, neon_kernels},
 #endif
     {"scalar", [](const CpuFeatures&) { return true; }, scalar_kernels},
 };

@@ -60,3 +60,10 @@ float sum_exp16(const float* x, int n, float shift);
 double peak(ActFormat format, long rounds);
 }  // namespace spola::avx512vnni
 #endif
+
+#if defined(SPOLA_HAVE_NEON)
+namespace spola::neon {
+SPOLA_DECLARE_TILES
+SPOLA_DECLARE_ROWS
+}  // namespace spola::neon
+#endif

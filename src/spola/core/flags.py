@@ -34,7 +34,7 @@ FLAGS: dict[str, Flag] = {
             str,
             "",
             "instruction set of the native kernels, instead of the best one this processor has",
-            ("", "scalar", "avx2", "avx512vnni"),
+            ("", "scalar", "avx2", "avx512vnni", "neon"),
         ),
         Flag("SPOLA_HUGE_PAGES", bool, True, "ask the system for huge pages for weights and KV cache"),
         Flag("SPOLA_DEBUG", bool, False, "print tracebacks of errors that are one line otherwise"),

@@ -100,13 +100,17 @@ def _physical_cores(root: Path, cpus: set[int]) -> int:
 
 
 def _cpu_model(root: Path) -> str:
+    table: dict[str, str] = {}
     try:
         for line in (root / "proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
-            if name.strip() in ("model name", "Processor"):
-                return value.strip()
+            table.setdefault(name.strip(), value.strip())
     except OSError:
         pass
+    if named := table.get("model name") or table.get("Processor"):
+        return named
+    if "CPU implementer" in table and "CPU part" in table:  # arm64: numbers only
+        return f"{platform.machine()} implementer {table['CPU implementer']} part {table['CPU part']}"
     return platform.processor() or platform.machine()
 
 

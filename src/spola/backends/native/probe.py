@@ -86,13 +86,14 @@ def _build() -> str:
 
 
 def _cpu_model() -> str:
+    """Of the first processor: its name, or on arm64, where there is none, the numbers of maker and design."""
     try:
         with open("/proc/cpuinfo") as table:
-            return next(
-                (line.partition(":")[2].strip() for line in table if line.startswith("model name")), ""
-            )
+            first = table.read().partition("\n\n")[0]
     except OSError:
         return ""
+    named = ("model name", "CPU implementer", "CPU part", "CPU variant")
+    return " ".join(line.partition(":")[2].strip() for line in first.splitlines() if line.startswith(named))
 
 
 def instruction_sets() -> InstructionSets:
