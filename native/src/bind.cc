@@ -10,6 +10,7 @@
 #include "base/bandwidth.h"
 #include "bind_step.h"
 #include "decoder/convert.h"
+#include "decoder/build.h"
 #include "decoder/decoder.h"
 #include "decoder/measure.h"
 #include "decoder/self_check.h"
@@ -21,9 +22,6 @@ using namespace nb::literals;
 
 namespace spola {
 namespace {
-
-using NormTuple = std::tuple<int, int, int, float>;  // kind, weight, bias, eps
-using PartTuple = std::tuple<int, int, int>;         // matrix, bias, column
 
 // A contiguous read-only view of any object with the buffer protocol.
 class View {
@@ -41,22 +39,6 @@ class View {
   Py_buffer buffer_;
 };
 
-NormPart norm_part(const NormTuple& t) {
-  const int kind = std::get<0>(t);
-  if (kind < 0 || kind > static_cast<int>(NormKind::kLayer)) throw nb::value_error("there is no such norm");
-  return {static_cast<NormKind>(kind), std::get<1>(t), std::get<2>(t), std::get<3>(t)};
-}
-
-Buffer buffer_of(int b) {
-  if (b < 0 || b >= static_cast<int>(Buffer::kCount)) throw nb::value_error("there is no such buffer");
-  return static_cast<Buffer>(b);
-}
-
-Epilogue epilogue_of(int e) {
-  if (e < 0 || e > static_cast<int>(Epilogue::kSilu1702)) throw nb::value_error("there is no such epilogue");
-  return static_cast<Epilogue>(e);
-}
-
 int add_matrix(Decoder& d, const std::string& name, int type, int64_t rows, int64_t cols, nb::handle data) {
   const View view(data);
   nb::gil_scoped_release release;
@@ -72,107 +54,6 @@ void hold(Decoder& d, int64_t handle, nb::handle weights) {
 int add_vector(Decoder& d, const std::string& name, int type, int64_t n, nb::handle data, float offset) {
   const View view(data);
   return d.model().add_vector(name, type, n, view.data(), view.size(), offset);
-}
-
-int add_rope(Decoder& d, const std::vector<double>& frequencies, double factor, bool interleaved) {
-  if (frequencies.empty()) throw nb::value_error("rope: no frequencies");
-  return d.model().add_rope(d.pool(), frequencies, factor, interleaved, d.config().max_model_len);
-}
-
-int add_kv_group(Decoder& d, int layers, int heads, int k_dim, int v_dim, int window, bool k_f16, bool v_f16,
-                 int blocks) {
-  const auto type = [](bool f16) { return f16 ? KvType::kF16 : KvType::kF32; };
-  return d.add_kv_group({layers, heads, k_dim, v_dim, window, type(k_f16), type(v_f16)}, blocks);
-}
-
-void embed(Decoder& d, int matrix, float scale, int positions, int offset) {
-  Op op;
-  op.kind = OpKind::kEmbed;
-  op.barrier = false;  // the prepare op that follows works on the same rows
-  op.embed = {matrix, scale, positions, offset};
-  d.append(op);
-}
-
-void residual(Decoder& d, int input, const NormTuple& norm, float multiplier) {
-  Op op;
-  op.kind = OpKind::kResidual;
-  op.residual = {buffer_of(input), norm_part(norm), multiplier};
-  d.append(op);
-}
-
-void prepare(Decoder& d, int input, int width, const NormTuple& norm, const std::vector<int>& consumers,
-             int rows) {
-  if (rows < 0 || rows > static_cast<int>(Rows::kSlots)) throw nb::value_error("there are no such rows");
-  Op op;
-  op.kind = OpKind::kPrepare;
-  op.prepare = {buffer_of(input), width, norm_part(norm), d.formats_of(consumers), static_cast<Rows>(rows)};
-  d.append(op);
-}
-
-void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int width, int epilogue,
-            float multiplier, float clamp, float up_offset) {
-  if (parts.empty() || parts.size() > kMaxParts) throw nb::value_error("linear: 1 to 4 parts, please");
-  Op op;
-  op.kind = OpKind::kLinear;
-  op.linear = LinearOp{};
-  for (const PartTuple& p : parts) {
-    op.linear.part[op.linear.parts++] = {std::get<0>(p), std::get<1>(p), std::get<2>(p), Buffer::kNone};
-  }
-  op.linear.output = buffer_of(output);
-  op.linear.width = width;
-  op.linear.epilogue = epilogue_of(epilogue);
-  op.linear.multiplier = multiplier;
-  op.linear.clamp = clamp;
-  op.linear.up_offset = up_offset;
-  d.append(op);
-}
-
-void route(Decoder& d, int experts, int used, int width, bool normalise, float scale) {
-  Op op;
-  op.kind = OpKind::kRoute;
-  op.route = {experts, used, width, normalise, scale};
-  d.append(op);
-  op.kind = OpKind::kGroup;
-  d.append(op);
-}
-
-void experts(Decoder& d, int count, int gate, int up, int gate_bias, int up_bias, int output, int width,
-             int epilogue, float clamp, float up_offset) {
-  Op op;
-  op.kind = OpKind::kExperts;
-  op.experts = {count, gate,  up, gate_bias, up_bias, buffer_of(output), width, epilogue_of(epilogue),
-                clamp, up_offset};
-  d.append(op);
-}
-
-void combine(Decoder& d, int width, bool shared, bool shared_gate, int router_width) {
-  Op op;
-  op.kind = OpKind::kCombine;
-  op.barrier = false;  // the residual op that follows works on the same rows
-  op.combine = {width, shared, shared_gate, router_width};
-  d.append(op);
-}
-
-void attention(Decoder& d, int group, int layer, int heads, float scale, float softcap, int rope,
-               const NormTuple& q_norm, const NormTuple& k_norm, bool norm_whole, int sinks) {
-  const AttentionShape shape{group, layer, heads, scale, softcap};
-  Op op;
-  op.kind = OpKind::kRopeKv;
-  op.rope_kv = {shape, rope, norm_part(q_norm), norm_part(k_norm), norm_whole};
-  d.append(op);
-  op = Op();
-  op.kind = OpKind::kAttention;
-  op.attention = {shape};
-  d.append(op);
-  op = Op();
-  op.kind = OpKind::kMerge;
-  op.barrier = false;  // the prepare op that follows works on the same rows
-  op.merge = {shape, sinks};
-  d.append(op);
-}
-
-void set_head(Decoder& d, const NormTuple& norm, int matrix, int bias, float scale, float softcap) {
-  d.set_head({norm_part(norm), matrix, bias, scale, softcap});
 }
 
 nb::dict memory(const Decoder& d) {
@@ -308,21 +189,21 @@ NB_MODULE(_native, m) {
            "max_model_len"_a, "threads"_a, "precise"_a, "huge_pages"_a, "weight_limit"_a, "isa"_a)
       .def("add_matrix", &add_matrix, "name"_a, "type"_a, "rows"_a, "cols"_a, "data"_a)
       .def("add_vector", &add_vector, "name"_a, "type"_a, "n"_a, "data"_a, "offset"_a)
-      .def("add_rope", &add_rope, "frequencies"_a, "factor"_a, "interleaved"_a)
-      .def("add_kv_group", &add_kv_group, nb::kw_only(), "layers"_a, "heads"_a, "k_dim"_a, "v_dim"_a,
+      .def("add_rope", &build::add_rope, "frequencies"_a, "factor"_a, "interleaved"_a)
+      .def("add_kv_group", &build::add_kv_group, nb::kw_only(), "layers"_a, "heads"_a, "k_dim"_a, "v_dim"_a,
            "window"_a, "k_f16"_a, "v_f16"_a, "blocks"_a)
-      .def("embed", &embed, "matrix"_a, "scale"_a, "positions"_a, "offset"_a)
-      .def("residual", &residual, "input"_a, "norm"_a, "multiplier"_a)
-      .def("prepare", &prepare, "input"_a, "width"_a, "norm"_a, "consumers"_a, "rows"_a = 0)
-      .def("route", &route, "experts"_a, "used"_a, "width"_a, "normalise"_a, "scale"_a)
-      .def("experts", &experts, nb::kw_only(), "count"_a, "gate"_a, "up"_a, "gate_bias"_a,
+      .def("embed", &build::embed, "matrix"_a, "scale"_a, "positions"_a, "offset"_a)
+      .def("residual", &build::residual, "input"_a, "norm"_a, "multiplier"_a)
+      .def("prepare", &build::prepare, "input"_a, "width"_a, "norm"_a, "consumers"_a, "rows"_a = 0)
+      .def("route", &build::route, "experts"_a, "used"_a, "width"_a, "normalise"_a, "scale"_a)
+      .def("experts", &build::experts, nb::kw_only(), "count"_a, "gate"_a, "up"_a, "gate_bias"_a,
            "up_bias"_a, "output"_a, "width"_a, "epilogue"_a, "clamp"_a, "up_offset"_a)
-      .def("combine", &combine, "width"_a, "shared"_a, "shared_gate"_a, "router_width"_a)
-      .def("linear", &linear, "parts"_a, "output"_a, "width"_a, "epilogue"_a, "multiplier"_a,
+      .def("combine", &build::combine, "width"_a, "shared"_a, "shared_gate"_a, "router_width"_a)
+      .def("linear", &build::linear, "parts"_a, "output"_a, "width"_a, "epilogue"_a, "multiplier"_a,
            "clamp"_a = 0.0f, "up_offset"_a = 0.0f)
-      .def("attention", &attention, nb::kw_only(), "group"_a, "layer"_a, "heads"_a, "scale"_a, "softcap"_a,
-           "rope"_a, "q_norm"_a, "k_norm"_a, "norm_whole"_a, "sinks"_a)
-      .def("head", &set_head, "norm"_a, "matrix"_a, "bias"_a, "scale"_a, "softcap"_a)
+      .def("attention", &build::attention, nb::kw_only(), "group"_a, "layer"_a, "heads"_a, "scale"_a,
+           "softcap"_a, "rope"_a, "q_norm"_a, "k_norm"_a, "norm_whole"_a, "sinks"_a)
+      .def("head", &build::head, "norm"_a, "matrix"_a, "bias"_a, "scale"_a, "softcap"_a)
       .def("finish", &Decoder::finish)
       .def("execute", &execute, "fresh"_a, "gone"_a, "copies"_a, "zero"_a, "slices"_a)
       .def("memory", &memory)
