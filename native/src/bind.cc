@@ -210,5 +210,7 @@ NB_MODULE(_native, m) {
       .def("counters", &counters)
       .def("poison", &Decoder::poison, "group"_a, "block"_a)
       .def("hold", &hold, "handle"_a, "weights"_a)
+      .def("adopt", &Decoder::adopt, "handle"_a, "source"_a)
+      .def("drop", &Decoder::drop, "handle"_a)
       .def_prop_ro("isa", [](const Decoder& d) { return d.kernels().isa; });
 }

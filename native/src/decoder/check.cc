@@ -78,7 +78,10 @@ void Decoder::check_slice(const SliceIn& s) const {
   if (s.n_drafts > 0 && samples != s.n_drafts + 1) {
     refuse(slice_name(s) + ": head rows must be n_drafts + 1");
   }
-  if (s.proposals != 0) check_proposals(s);
+  if (s.proposals != 0 && s.n_drafts > 0) check_proposals(s);
+  if (s.proposals < 0 || (s.proposals != 0 && s.n_drafts == 0 && samples != 1)) {
+    refuse(slice_name(s) + ": proposals without a draft or a row to draw");
+  }
   if (s.masks && s.mask_words != int64_t{samples} * ((config_.vocab + 31) / 32)) {
     refuse(slice_name(s) + ": masks have the wrong size");
   }

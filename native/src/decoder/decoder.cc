@@ -133,6 +133,23 @@ void Decoder::hold(int64_t handle, const float* weights, size_t count) {
   held_[handle].assign(weights, weights + count);
 }
 
+void Decoder::adopt(int64_t handle, Decoder& source) {
+  const auto found = source.held_.find(handle);
+  if (found == source.held_.end()) throw std::invalid_argument("nothing is held as " + std::to_string(handle));
+  std::vector<float> weights = std::move(found->second);
+  source.held_.erase(found);
+  const size_t theirs = static_cast<size_t>(source.config_.vocab), ours = static_cast<size_t>(config_.vocab);
+  if (theirs == ours) {
+    held_[handle] = std::move(weights);
+    return;
+  }
+  std::vector<float> rows(weights.size() / theirs * ours, 0.0f);
+  for (size_t row = 0; row * theirs < weights.size(); ++row) {
+    std::copy_n(weights.data() + row * theirs, std::min(theirs, ours), rows.data() + row * ours);
+  }
+  hold(handle, rows.data(), rows.size());
+}
+
 void Decoder::poison(int group, int block) {
   if (group < 0 || group >= static_cast<int>(kv_.size()) || block < 0 || block >= kv_[group].blocks()) {
     throw std::invalid_argument("there is no such block");
@@ -149,7 +166,9 @@ std::vector<SliceOut> Decoder::execute(const StepIn& step) {
   lay_out_rows(step.slices);
   if (rows_.count > 0) compute(step, runs);
   end_runs(runs);
-  for (const SliceIn& slice : step.slices) held_.erase(slice.proposals);
+  for (const SliceIn& slice : step.slices) {
+    if (slice.n_drafts > 0) held_.erase(slice.proposals);
+  }
   std::vector<SliceOut> out;
   out.reserve(runs.size());
   for (Run& run : runs) out.push_back(std::move(run.out));
@@ -189,7 +208,8 @@ std::vector<Decoder::Run> Decoder::begin_runs(const StepIn& step) {
     run.row = row;
     row += slice.n;
     run.out.error = run.request->problem;
-    if (slice.proposals != 0) run.proposals = held_.find(slice.proposals)->second.data();
+    if (slice.proposals != 0 && slice.n_drafts > 0) run.proposals = held_.find(slice.proposals)->second.data();
+    if (slice.proposals != 0 && slice.n_drafts == 0) run.kept = &held_[slice.proposals];
     const auto outside = [&](int32_t id) {
       if (id >= 0 && id < config_.vocab) return false;
       run.out.error = "token id " + std::to_string(id) + " is outside of the vocabulary of " +

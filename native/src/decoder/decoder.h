@@ -66,6 +66,11 @@ class Decoder {
   // Keeps the distributions that drafts were drawn from, [drafts][vocab] weights, for the step that names
   // `handle` in a slice. Throws std::invalid_argument, naming the row, for what is no distribution.
   void hold(int64_t handle, const float* weights, size_t count);
+  // Takes over what `source`, another decoder, holds under `handle`: of the ids that both have. Throws
+  // std::invalid_argument when it holds nothing, or nothing of these ids.
+  void adopt(int64_t handle, Decoder& source);
+  // Forgets what is held under `handle`, if anything is.
+  void drop(int64_t handle) { held_.erase(handle); }
 
   MemoryUse memory() const;
   // Fills a block with NaN, so that a test sees any read of it.
@@ -80,6 +85,7 @@ class Decoder {
     int row = 0;           // its first row in the step
     bool stopped = false;  // a draft was refused: later head rows mean nothing
     const float* proposals = nullptr;
+    std::vector<float>* kept = nullptr;  // where the distribution of a draft that it draws goes
   };
 
   // A row whose logits or final hidden state is wanted.

@@ -100,6 +100,8 @@ void Decoder::use_row(const HeadRow& row, const float* logits, Run& run, Sampler
     id =
         sampler.verify(logits, *run.request, position, mask, draft,
                        run.proposals + static_cast<size_t>(place) * config_.vocab, &accepted, &run.out.error);
+  } else if (run.kept) {
+    id = sampler.propose(logits, *run.request, position, mask, run.kept, &run.out.error);
   } else {
     id = sampler.sample(logits, *run.request, position, mask, &run.out.error);
     accepted = id == draft;

@@ -59,6 +59,25 @@ int32_t Sampler::verify(const float* logits, const Request& request, int positio
   return last;
 }
 
+int32_t Sampler::propose(const float* logits, const Request& request, int position, const uint32_t* mask,
+                         std::vector<float>* q, std::string* error) {
+  if (!survivors(logits, request, position, mask, error)) return -1;
+  const size_t begin = q->size();
+  q->resize(begin + vocab_, 0.0f);
+  float* row = q->data() + begin;
+  if (left_ == Left::kBest) {
+    row[best_] = 1.0f;
+    return best_;
+  }
+  if (left_ == Left::kCandidates) {
+    for (const Candidate& c : candidates_) row[c.id] = c.weight;
+  } else {
+    std::copy(weights_.begin(), weights_.end(), row);
+  }
+  return draw(uniform(request.seed, static_cast<uint32_t>(position), static_cast<uint32_t>(request.choice),
+                      Purpose::kDraft));
+}
+
 // Finds out what can be drawn at `position`; false with `error` set when nothing can.
 bool Sampler::survivors(const float* logits, const Request& request, int position, const uint32_t* mask,
                         std::string* error) {

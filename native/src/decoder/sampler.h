@@ -34,6 +34,11 @@ class Sampler {
   int32_t verify(const float* logits, const Request& request, int position, const uint32_t* mask,
                  int32_t draft, const float* q, bool* accepted, std::string* error);
 
+  // A draft for `position`, by the random number of drafts; the weights of all ids that it was drawn with are
+  // appended to `q`. -1 with `error` set when nothing can be chosen.
+  int32_t propose(const float* logits, const Request& request, int position, const uint32_t* mask,
+                  std::vector<float>* q, std::string* error);
+
   // ln of the sum of exp(logits).
   double log_sum_exp(const float* logits);
 

@@ -64,7 +64,9 @@ struct SliceIn {
   int n_targets = 0;
   const uint32_t* masks = nullptr;  // [n_head - n_targets][ceil(vocab / 32)] or null
   int64_t mask_words = 0;           // words in all
-  int64_t proposals = 0;            // what Decoder::hold got the drafts' distributions as; 0: match mode
+  // What Decoder::hold got the drafts' distributions as; 0: match mode. Without drafts: the row is drawn as a
+  // draft, and what it was drawn from is held under this handle, after the rows held before.
+  int64_t proposals = 0;
 };
 
 struct CopyIn {

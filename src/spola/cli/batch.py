@@ -71,6 +71,10 @@ def command(
         raise click.UsageError("input and output are the same file")
     BatchInput(source).close()  # a wrong file is refused before the model is loaded
     options = read_options(given, trace=given.pop("trace"), max_seqs=max_seqs)
+    if options.draft_rule != "match":
+        raise click.UsageError(
+            "a batch that goes on after a crash must come out the same: --draft-rule match"
+        )
     name = served_model_name or resolve_model(model).name
     service = build_service(model, options)
     try:

@@ -11,8 +11,9 @@ import click
 
 from spola.cli.output import note
 from spola.core.errors import ConfigError, SpolaError
-from spola.engine.limits import Batching
-from spola.runtime.config import SPECULATE, EngineConfig, Options, parse_bytes
+from spola.engine.drafter import DraftRule
+from spola.engine.limits import Batching, Reservation
+from spola.runtime.config import DRAFT, SPECULATE, EngineConfig, Options, parse_memory
 from spola.runtime.machine import describe_bytes
 from spola.runtime.service import Service
 from spola.spec.weight_types import WEIGHT_TYPES
@@ -51,17 +52,27 @@ _ENGINE: tuple[_Decorator, ...] = (
         "--kv-dtype", default="f16", show_default=True, metavar="K[,V]", help="Types of cached K and V."
     ),
     click.option(
-        "--kv-memory", metavar="BYTES", help="Memory of the KV cache, as 512M or 2GiB; default: what fits."
+        "--kv-memory",
+        metavar="BYTES",
+        help="Memory of the KV cache, as 512M, 2GiB or 40% of what this process may use; default: what fits.",
     ),
     click.option(
         "--max-model-len", type=click.IntRange(1), help="Tokens of prompt and answer together, at most."
     ),
     click.option(
         "--speculate",
-        type=click.Choice(SPECULATE),
+        metavar="|".join((*SPECULATE, f"{DRAFT}MODEL")),
         default="off",
         show_default=True,
         help="Where drafts of the next tokens come from; the output stays the same.",
+    ),
+    click.option(
+        "--draft-rule",
+        type=click.Choice(get_args(DraftRule)),
+        default="match",
+        show_default=True,
+        help="How drafts of a model are verified. rejection accepts more when sampling: as likely a text, "
+        "but not the same one as without drafts.",
     ),
     click.option(
         "--no-prefix-cache", is_flag=True, help="Compute every prompt anew, even one that was seen before."
@@ -118,6 +129,13 @@ _BATCHING: tuple[_Decorator, ...] = (
         type=click.FloatRange(0),
         help="How long a dynamic batch waits to become full; default: 200.",
     ),
+    click.option(
+        "--reservation",
+        type=click.Choice(get_args(Reservation)),
+        default="paged",
+        show_default=True,
+        help="KV blocks as they are needed, or for --max-model-len at once, without paging, to compare with.",
+    ),
 )
 
 
@@ -154,11 +172,13 @@ def read_options(given: dict[str, Any], **fixed: Any) -> Options:
             precise=given.pop("precise"),
             weights=given.pop("weights"),
             kv_dtype=given.pop("kv_dtype"),
-            kv_memory=None if memory is None else parse_bytes(memory, "--kv-memory"),
+            kv_memory=None if memory is None else parse_memory(memory, "--kv-memory"),
             max_model_len=given.pop("max_model_len"),
             speculate=given.pop("speculate"),
+            draft_rule=given.pop("draft_rule"),
             prefix_cache=not given.pop("no_prefix_cache"),
             batching=given.pop("batching", "continuous"),
+            reservation=given.pop("reservation", "paged"),
             batch_window_s=None if window is None else window / 1000,
             chat_template=text,
             **fixed,
@@ -189,6 +209,12 @@ def describe(config: EngineConfig, load_s: float) -> None:
         f"context    {config.max_model_len} tokens: {config.max_model_len_reason} "
         f"(trained for {config.trained_context})"
     )
+    if config.draft is not None:
+        draft = config.draft
+        note(
+            f"drafts     {draft.model}, {describe_bytes(draft.packed_bytes)}, KV cache "
+            f"{describe_bytes(draft.kv_bytes)}, verified by {config.draft_rule}"
+        )
     note(f"memory     {describe_bytes(config.usable_bytes)} may be used")
 
 

@@ -138,7 +138,12 @@ class Runner(Protocol):
 
 @runtime_checkable
 class DraftHolder(Protocol):
-    """A Runner that can verify sampled drafts in rejection mode."""
+    """A Runner that can draw drafts and verify them in rejection mode.
+
+    What a draft was drawn from stays in the backend's memory, under a handle. A sampling slice without
+    drafts that names one (``Slice.proposals``) draws its token as a draft and adds the distribution to what
+    is held; ``adopt`` moves it to the runner that verifies.
+    """
 
     def hold(self, handle: int, weights: bytes) -> None:
         """Keep f32[drafts, V] weights, no sum needed, for the step whose slice has ``proposals == handle``.
@@ -146,3 +151,13 @@ class DraftHolder(Protocol):
         They are gone after that step. ``handle`` is at least 1; another call for it replaces what is held.
         Raises StepError (a ValueError) for what is no distribution.
         """
+
+    def adopt(self, handle: int, source: Any) -> None:
+        """As ``hold``, of what ``source``, a loaded runner of the same kind, holds under ``handle``.
+
+        ``source`` holds it no longer. Ids that only one of the two models has count as never drawn. Raises
+        StepError when nothing is held there.
+        """
+
+    def drop(self, handle: int) -> None:
+        """Forget what is held under ``handle``, if anything is."""

@@ -77,7 +77,8 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     reaches the end of the known tokens samples on its last ``1 + n_drafts`` rows, another one on none. Head
     rows before these have ``targets``: the prompt ids after them, whose log-probabilities are asked for.
     Drafts are verified in match mode (accepted where they equal what is drawn anyway) or, with
-    ``proposals``, in rejection mode: exact in distribution.
+    ``proposals``, in rejection mode: exact in distribution. ``proposals`` without drafts asks for a draft:
+    the token is drawn with the random number of drafts, and what it was drawn from is held by the backend.
     """
 
     id: int
@@ -88,7 +89,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     n_drafts: int = 0
     targets: bytes = b""  # int32: ids to score, for want "score" one per head row
     masks: bytes | None = None  # uint32[n_samples, ceil(V / 32)], bit set = allowed
-    proposals: int = 0  # handle of the distributions the drafts were drawn from; 0 = match mode
+    proposals: int = 0  # handle of the distributions that drafts are drawn from; 0 = match mode
 
     @property
     def n(self) -> int:

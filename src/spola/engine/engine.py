@@ -13,6 +13,7 @@ import msgspec
 from spola.core.errors import RequestError
 from spola.core.runner import Runner
 from spola.core.step import Step, StepOutput
+from spola.engine.drafter import Drafter
 from spola.engine.events import Event
 from spola.engine.guarded import guarded
 from spola.engine.report import Observer, StepReport
@@ -29,7 +30,8 @@ class Engine:
 
     ``vocab`` is the number of token ids. ``record`` is given every Step as executed with its StepOutput, for
     tests and replays; it is not given a step that the runner raised on. ``observers`` are told of every step
-    and of the events without one.
+    and of the events without one. ``drafter`` guesses before each step what it then verifies; the
+    scheduler's Speculator must have it as its proposer.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class Engine:
         vocab: int,
         record: Recorder | None = None,
         observers: Sequence[Observer] = (),
+        drafter: Drafter | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.vocab = vocab
         self.observers = list(observers)
+        self.drafter = drafter
         self._record = record
 
     @property
@@ -74,11 +78,15 @@ class Engine:
         If the runner raises, every request in the step ends with an "error" event; the backend must then
         still be able to run other requests, or raise again. The same for an interrupt, which is passed on.
         """
+        if self.drafter is not None:
+            now += self.drafter.draft(self.scheduler.drafting())
         step = self.scheduler.schedule(now)
         if step is None:
             return self._tell(None, now, 0.0, self.scheduler.drain())
         step, faults = guarded(step, self.scheduler.requests, self.vocab)
         try:
+            if self.drafter is not None:
+                self.drafter.hand_over(step, self.runner)
             output = self.runner.execute(step)
             if len(output.slices) != len(step.slices):
                 raise ValueError(f"{len(output.slices)} outputs for {len(step.slices)} slices")
@@ -98,6 +106,8 @@ class Engine:
         """Free the runner and end the observers. Idempotent."""
         for observer in self.observers:
             observer.close()
+        if self.drafter is not None:
+            self.drafter.close()
         self.runner.close()
 
     def _tell(self, step: Step | None, now: float, elapsed_s: float, events: list[Event]) -> list[Event]:

@@ -2,7 +2,8 @@
 
 A guard is fed the drafts one by one, so that each row gets the mask for its own position, and then takes them
 all back. Drafts end before the first one that is not allowed, and before one that would end the text: the row
-before it gives that token too.
+before it gives that token too. In rejection mode they end with it: to leave a draft out because of what it
+is would change what the others are distributed like.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def guarded(step: Step, requests: Mapping[int, Request], vocab: int) -> tuple[St
             continue
         drafts = unpack_ids(piece.ids)[piece.n - piece.n_drafts :]
         try:
-            rows, some = _rows(guard, drafts, 4 * ((vocab + 31) // 32))
+            rows, some = _rows(guard, drafts, 4 * ((vocab + 31) // 32), whole=piece.proposals != 0)
         except Exception as error:
             faults[piece.id] = SliceOutput(error=f"the stop or grammar matcher failed: {error}")
             continue
@@ -47,7 +48,7 @@ def guarded(step: Step, requests: Mapping[int, Request], vocab: int) -> tuple[St
     return step, faults
 
 
-def _rows(guard: Guard, drafts: array[int], size: int) -> tuple[list[bytes], bool]:
+def _rows(guard: Guard, drafts: array[int], size: int, *, whole: bool) -> tuple[list[bytes], bool]:
     """The mask of the row before each draft that stays, and of the last; whether any restricts anything."""
     rows: list[bytes] = []
     some = False
@@ -61,10 +62,11 @@ def _rows(guard: Guard, drafts: array[int], size: int) -> tuple[list[bytes], boo
             if place == len(drafts):
                 break
             token = drafts[place]
-            if not rows[-1][token // 8] >> (token % 8) & 1:
-                break
-            taken += 1
-            if guard.accept((token,)) is not None:
+            legal = rows[-1][token // 8] >> (token % 8) & 1
+            taken += legal
+            if not legal or guard.accept((token,)) is not None:
+                if whole:
+                    rows.append(b"\xff" * size)  # what is drawn behind this draft does not count
                 break
     finally:
         if taken:

@@ -31,7 +31,7 @@ def apply(request: Request, piece: Slice, out: SliceOutput) -> Outcome:
         return Outcome(reason="error", error=f"the backend gave {fault}")
     request.computed = piece.start + piece.n - piece.n_drafts + out.accepted
     request.peak_computed = max(request.peak_computed, request.computed)
-    request.drafts = ()
+    request.drafts, request.proposals = (), 0
     if request.want == "sample":
         if piece.targets:
             request.head_from = piece.start + piece.n - piece.n_samples

@@ -165,4 +165,5 @@ def _slice(request: Request, rows: int, drafts: int) -> Slice:
         n_head=n_head,
         n_drafts=drafts,
         targets=targets,
+        proposals=request.proposals if drafts else 0,
     )

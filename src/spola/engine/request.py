@@ -89,6 +89,7 @@ class Request:
         "peak_computed",
         "preemptions",
         "priority",
+        "proposals",
         "rank",
         "salt",
         "scheduled_s",
@@ -159,6 +160,7 @@ class Request:
         self.aborted = False  # to be ended when its Step comes back
         self.sent = False  # the backend holds its state
         self.drafts: Sequence[int] = ()  # guesses of the next tokens, tried in the next step
+        self.proposals = 0  # handle of what they were drawn from, for rejection mode
         self.peak_computed = 0
         self.chain: KeyChain | None = None  # keys of the prefix cache, once it was asked
         self.next_full = 0  # computed positions at which there is a block for the prefix cache

@@ -153,6 +153,21 @@ class Scheduler:
                 self._finish(request, Event(one, request.choice, finish_reason="abort"), self._now)
         self._verify()
 
+    def drafting(self) -> list[tuple[Request, int]]:
+        """Requests, best rank first, whose next tokens a draft model may guess before ``schedule``.
+
+        With each the number of drafts that pays; those for which it is 0 are left out.
+        """
+        ready = [r for r in self.running if r.decoding and not r.in_flight]
+        if self._speculator is None or self.shape.context is not None or not ready:
+            return []
+        rows = len(ready) + self._asking()
+        ready = [r for r in ready if r.want == "sample"]
+        room = max(0, self.shape.rows - rows) if self.shape.speculation else 0
+        most = [min(room, self.shape.chunk - 1, r.limit - len(r.known) - 1) for r in ready]
+        lengths = self._speculator.lengths(ready, most, room=room, rows=rows)
+        return [(r, n) for r, n in zip(ready, lengths, strict=True) if n > 0]
+
     def schedule(self, now: float) -> Step | None:
         """The next step, or None if nothing can be computed before a step in flight is committed."""
         self._now = now
@@ -318,7 +333,7 @@ class Scheduler:
         self._release(request)
         request.status = Status.WAITING
         request.computed = 0
-        request.drafts = ()
+        request.drafts, request.proposals = (), 0
         request.preemptions += 1
         request.waiting_since = self._now
         self.stats.preemptions += 1

@@ -20,6 +20,7 @@ __all__ = ["Acceptance", "Speculator", "StepCost", "StepTimes", "best_length", "
 StepCost = Callable[[int], float]  # seconds of a step of that many rows
 
 MOST_DRAFTS = 16
+MOST_TOGETHER = 64  # drafts of a model for all requests of a step: beyond, no row is free anywhere
 _FADE = 0.9  # of what is known about acceptance, per draft run verified
 _DOUBT = 0.99  # the same, per guess that was not tried: a bad past is forgiven slowly
 
@@ -41,6 +42,44 @@ def best_length(alpha: float, most: int, cost: StepCost, *, rows: int, tokens: f
         rate = (tokens + expected_tokens(alpha, drafts)) / cost(rows + drafts)
         if rate > highest:
             best, highest = drafts, rate
+    return best
+
+
+def best_lengths(
+    alphas: Sequence[float],
+    most: Sequence[int],
+    cost: StepCost,
+    draft_cost: StepCost,
+    *,
+    rows: int,
+    room: int,
+) -> list[int]:
+    """Numbers of drafts of several requests, at most ``most[i]``, that together give most tokens per second.
+
+    A draft model guesses one token for each of them at a time, in steps of ``draft_cost``. The i-th draft of
+    a request gives alpha^i tokens more on average. For every depth, drafts are added by falling gain, at most
+    ``room``. ``rows`` are the rows of the step beside them; every request gets one token anyway.
+    """
+    best, highest = [0] * len(alphas), len(alphas) / cost(rows)
+    deepest = min(max(most, default=0), max(1, MOST_TOGETHER // max(len(alphas), 1)))
+    gains = [(-(alpha**i), i, j) for j, alpha in enumerate(alphas) for i in range(1, most[j] + 1)]
+    gains.sort()
+    for bound in range(1, deepest + 1):
+        tokens, drafting = float(len(alphas)), 0.0
+        lengths, at_depth = [0] * len(alphas), [0] * (bound + 1)
+        added = 0
+        for gain, depth, j in gains:
+            if depth > bound or added == room:
+                continue
+            before = at_depth[depth]
+            at_depth[depth] += 1
+            drafting += draft_cost(before + 1) - (draft_cost(before) if before else 0.0)
+            tokens -= gain
+            lengths[j] = depth
+            added += 1
+            rate = tokens / (cost(rows + added) + drafting)
+            if rate > highest:
+                highest, best = rate, lengths[:]
     return best
 
 
@@ -106,12 +145,21 @@ class Speculator:
     """Drafts for the requests of one scheduler, from ``proposer``, at most ``most`` each.
 
     ``cost`` gives the seconds of a step of n rows; one of type StepTimes is told of every decode step.
+    ``draft_cost`` is the same of a draft model, which is asked before a step is planned (``lengths``).
     """
 
     _PRIOR = 0.6  # acceptance expected before anything was verified
 
-    def __init__(self, proposer: Proposer, cost: StepCost | None = None, *, most: int = MOST_DRAFTS) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        cost: StepCost | None = None,
+        *,
+        most: int = MOST_DRAFTS,
+        draft_cost: StepCost | None = None,
+    ) -> None:
         self.proposer = proposer
+        self.draft_cost = draft_cost
         self.cost: StepCost = StepTimes() if cost is None else cost
         self._most = most
         self._all = Acceptance()
@@ -136,6 +184,26 @@ class Speculator:
             if token in request.eos_ids or token in request.stop_ids:
                 return guesses[:kept]
         return guesses[:length]
+
+    def lengths(self, requests: Sequence[Request], most: Sequence[int], *, room: int, rows: int) -> list[int]:
+        """How many drafts a draft model should make for each of ``requests``: see ``best_lengths``."""
+        if self.draft_cost is None:
+            return [0] * len(requests)
+        records = [self._each.setdefault(request.id, Acceptance()) for request in requests]
+        prior = self._all.rate(self._PRIOR)
+        lengths = best_lengths(
+            [record.rate(prior) for record in records],
+            [min(n, self._most) for n in most],
+            self.cost,
+            self.draft_cost,
+            rows=rows,
+            room=room,
+        )
+        for record, bound, length in zip(records, most, lengths, strict=True):
+            if length == 0 < bound:
+                record.doubt()
+                self._all.doubt()
+        return lengths
 
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
         """What became of the drafts of one step."""

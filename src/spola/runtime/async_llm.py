@@ -13,6 +13,7 @@ from typing import Any
 
 from spola.core.errors import RequestError, SpolaError
 from spola.core.params import SamplingParams
+from spola.engine.drafter import DraftRule
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
 from spola.runtime.desk import Desk, Ticket
@@ -42,9 +43,10 @@ class AsyncLLM:
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         kv_dtype: str = "f16",
-        kv_memory: int | None = None,
+        kv_memory: int | float | None = None,
         chat_template: str | None = None,
         speculate: str = "off",
+        draft_rule: DraftRule = "match",
         enable_prefix_caching: bool = True,
         itl_target_s: float | None = 0.1,
     ) -> None:
@@ -59,6 +61,7 @@ class AsyncLLM:
             kv_memory=kv_memory,
             chat_template=chat_template,
             speculate=speculate,
+            draft_rule=draft_rule,
             prefix_cache=enable_prefix_caching,
             itl_target_s=itl_target_s,
         )

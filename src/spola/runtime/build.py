@@ -15,18 +15,20 @@ from spola.backends.registry import backend
 from spola.core import flags
 from spola.core.errors import ConfigError, ModelError
 from spola.core.runner import Runner, RunnerConfig
+from spola.engine.drafter import Drafter
 from spola.engine.engine import Engine, Recorder
 from spola.engine.limits import Limits
 from spola.engine.metrics import Metrics
 from spola.engine.propose import NGramProposer
 from spola.engine.report import Observer
 from spola.engine.scheduler import Scheduler
-from spola.engine.speculate import Speculator
+from spola.engine.speculate import Speculator, StepTimes
 from spola.engine.suffix import SuffixProposer
 from spola.load.model import Model, open_model
 from spola.load.resolve import ModelPath, resolve_model
 from spola.runtime.bandwidth import cached
-from spola.runtime.config import DEFAULT_WINDOW_S, EngineConfig, Options, parse_kv_dtype
+from spola.runtime.config import DEFAULT_WINDOW_S, DraftConfig, EngineConfig, Options, parse_kv_dtype
+from spola.runtime.drafting import check_same_tokens, draft_groups, load_drafter, open_draft
 from spola.runtime.fit import fit
 from spola.runtime.live import LiveView, StepBytes
 from spola.runtime.loop import EngineLoop
@@ -103,16 +105,22 @@ def load_engine(
     where = resolve_model(model)
     if runner is None:
         runner = backend(options.backend)()
-    timeline = None
+    timeline, drafter, helper = None, None, None
     try:
-        with open_model(where) as opened:
+        with open_model(where) as opened, open_draft(options) as draft:
+            if draft is not None:
+                check_same_tokens(opened, draft)
             if options.weights is not None:
                 opened = with_weights(opened, weight_type(options.weights))
             template = _template(opened, options)
             machine = probe()
-            config = resolve(opened, options, machine, runner)
+            config = resolve(opened, options, machine, runner, draft)
             timeline = None if options.trace is None else Timeline(options.trace)
             runner.load(opened.spec, opened.tensors(converter(config.threads)), _runner_config(config))
+            times = StepTimes()
+            if draft is not None:
+                helper = backend(options.backend)()
+                drafter = load_drafter(helper, runner, opened, draft, config, times)
         scheduler = Scheduler(
             Limits(
                 max_step_tokens=config.max_step_tokens,
@@ -127,12 +135,14 @@ def load_engine(
             config.kv_groups,
             config.kv_blocks,
             budget=step_budget(opened.spec, config, machine, runner.capabilities),
-            speculator=_speculator(config.speculate),
+            speculator=_speculator(config.speculate, drafter, times),
             identity={"weights": config.fingerprint, "kv": ",".join(config.kv_dtypes)},
             check=bool(flags.read("SPOLA_CHECK")),
         )
     except BaseException:
         runner.close()
+        if helper is not None:
+            helper.close()
         if timeline is not None:
             timeline.close()
         raise
@@ -143,7 +153,14 @@ def load_engine(
     live = LiveView(metrics, step_bytes, partial(cached, machine, config.threads))
     observers: list[Observer] = [metrics, live] if timeline is None else [metrics, live, timeline]
     return Loaded(
-        engine=Engine(runner, scheduler, vocab=opened.spec.vocab, record=record, observers=observers),
+        engine=Engine(
+            runner,
+            scheduler,
+            vocab=opened.spec.vocab,
+            record=record,
+            observers=observers,
+            drafter=drafter,
+        ),
         spec=opened.spec,
         tokenizer=opened.tokenizer,
         template=template,
@@ -159,14 +176,20 @@ def load_engine(
     )
 
 
-def resolve(model: Model, options: Options, machine: Machine, runner: Runner) -> EngineConfig:
-    """Choose what ``options`` leaves open; refuse what the backend or the machine cannot do."""
+def resolve(
+    model: Model, options: Options, machine: Machine, runner: Runner, draft: Model | None = None
+) -> EngineConfig:
+    """Choose what ``options`` leaves open; refuse what the backend or the machine cannot do.
+
+    The weights and the cache of a ``draft`` model come out of the same memory.
+    """
     caps = runner.capabilities
-    for name, dtype in model.dtypes.items():
-        if caps.weight_formats and dtype not in caps.weight_formats:
-            raise ModelError(
-                f"{model.path}: tensor {name} is {dtype}, which backend {options.backend} cannot take"
-            )
+    for opened in (model, *([draft] if draft is not None else [])):
+        for name, dtype in opened.dtypes.items():
+            if caps.weight_formats and dtype not in caps.weight_formats:
+                raise ModelError(
+                    f"{opened.path}: tensor {name} is {dtype}, which backend {options.backend} cannot take"
+                )
     if options.speculate != "off" and not caps.speculation:
         raise ConfigError(f"speculate: backend {options.backend} cannot verify drafts; use off")
     window = options.batch_window_s
@@ -182,10 +205,12 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
     max_seqs = min(options.max_seqs, max(caps.batch_buckets, default=options.max_seqs))
     step_tokens = min(options.max_step_tokens, caps.max_step_tokens or options.max_step_tokens)
     packed = _packed_bytes(model, runner, options.precise)
+    drafts = draft_groups(draft, kv_dtypes)
+    draft_packed = 0 if draft is None else _packed_bytes(draft, runner, options.precise)
     found = fit(
-        groups,
-        weights=packed,
-        tables=position_bytes(model.spec),
+        (*groups, *drafts),
+        weights=packed + draft_packed,
+        tables=position_bytes(model.spec) + (0 if draft is None else position_bytes(draft.spec)),
         trained=model.spec.context,
         machine=machine,
         max_seqs=max_seqs,
@@ -193,6 +218,10 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
         max_slice=caps.prefill_chunk or step_tokens,
         kv_memory=options.kv_memory,
         max_model_len=options.max_model_len,
+    )
+    draft_blocks = found.blocks[len(groups) :]
+    draft_kv = sum(
+        n * group.bytes_per_token * caps.block_size for n, group in zip(draft_blocks, drafts, strict=True)
     )
     threads, reason = machine.threads, machine.threads_reason
     if options.threads is not None:
@@ -208,8 +237,8 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
         precise=options.precise,
         kv_dtypes=kv_dtypes,
         kv_groups=groups,
-        kv_blocks=found.blocks,
-        kv_bytes=found.kv_bytes,
+        kv_blocks=found.blocks[: len(groups)],
+        kv_bytes=found.kv_bytes - draft_kv,
         kv_bytes_per_token=kv_bytes_per_token(groups),
         weights_bytes=model.weights_bytes,
         packed_bytes=packed,
@@ -226,6 +255,18 @@ def resolve(model: Model, options: Options, machine: Machine, runner: Runner) ->
         fingerprint=model.fingerprint,
         itl_target_s=options.itl_target_s,
         speculate=options.speculate,
+        draft_rule=options.draft_rule,
+        draft=None
+        if draft is None
+        else DraftConfig(
+            model=draft.name,
+            path=str(draft.path),
+            packed_bytes=draft_packed,
+            kv_groups=drafts,
+            kv_blocks=draft_blocks,
+            kv_bytes=draft_kv,
+            max_model_len=min(found.max_model_len, draft.spec.context),
+        ),
     )
 
 
@@ -237,10 +278,12 @@ def _packed_bytes(model: Model, runner: Runner, precise: bool) -> int:
     return int(weight_bytes(model.spec, model.dtypes, precise=precise))
 
 
-def _speculator(kind: str) -> Speculator | None:
+def _speculator(kind: str, drafter: Drafter | None, times: StepTimes) -> Speculator | None:
     if kind == "off":
         return None
-    return Speculator(NGramProposer() if kind == "ngram" else SuffixProposer())
+    if drafter is not None:
+        return Speculator(drafter, times, draft_cost=drafter.cost)
+    return Speculator(NGramProposer() if kind == "ngram" else SuffixProposer(), times)
 
 
 def _runner_config(config: EngineConfig) -> RunnerConfig:

@@ -16,15 +16,17 @@ import msgspec
 
 from spola.core.errors import ConfigError
 from spola.core.runner import KvGroup
+from spola.engine.drafter import DraftRule
 from spola.engine.limits import Batching, Reservation
 from spola.spec.weight_types import weight_type
 
-__all__ = ["EngineConfig", "Options", "parse_bytes", "parse_kv_dtype"]
+__all__ = ["DraftConfig", "EngineConfig", "Options", "parse_bytes", "parse_kv_dtype", "parse_memory"]
 
 DEFAULT_WINDOW_S = 0.2
 DEFAULT_STEP_TOKENS = 512
 MAX_THREADS = 1024
 SPECULATE = ("off", "ngram", "suffix")
+DRAFT = "draft="  # followed by the name of a model
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -38,7 +40,9 @@ class Options:
     the prompt tokens of a step, so that running requests get their next token in that time; None computes as
     fast as it can. ``chat_template`` is the text of a template that replaces the model's own. ``trace`` is a
     file for the timeline of steps and requests. ``speculate`` says where drafts of the next tokens come from:
-    a value of ``SPECULATE``. ``weights`` quantizes F32, F16 and BF16 weights while they are loaded: a key of
+    a value of ``SPECULATE``, or ``draft=MODEL``; ``draft_rule`` how those of a model are verified.
+    ``kv_memory`` is in bytes, or, as a float below 1, a fraction of what this process may use. ``weights``
+    quantizes F32, F16 and BF16 weights of the served model while they are loaded: a key of
     ``spec.weight_types.WEIGHT_TYPES``. ``batching``, ``batch_window_s`` (for dynamic batching; None is 0.2)
     and ``reservation`` are those of ``engine.limits.Limits``. Raises ConfigError naming the field.
     """
@@ -48,7 +52,7 @@ class Options:
     precise: bool = False
     weights: str | None = None
     kv_dtype: str = "f16"
-    kv_memory: int | None = None
+    kv_memory: int | float | None = None
     max_model_len: int | None = None
     max_seqs: int = 32
     max_step_tokens: int = DEFAULT_STEP_TOKENS
@@ -56,13 +60,19 @@ class Options:
     trace: Path | None = None
     chat_template: str | None = None
     speculate: str = "off"
+    draft_rule: DraftRule = "match"
     prefix_cache: bool = True
     batching: Batching = "continuous"
     batch_window_s: float | None = None
     reservation: Reservation = "paged"
 
     def __post_init__(self) -> None:
-        limits = {"threads": MAX_THREADS, "kv_memory": 1 << 50, "max_model_len": 1 << 31}
+        limits = {"threads": MAX_THREADS, "max_model_len": 1 << 31}
+        if isinstance(self.kv_memory, float):
+            if not 0 < self.kv_memory < 1:
+                raise ConfigError(f"kv_memory as a fraction must be between 0 and 1, not {self.kv_memory:g}")
+        else:
+            limits |= {"kv_memory": 1 << 50}
         limits |= {"max_seqs": 1 << 16, "max_step_tokens": 1 << 20}
         for name, most in limits.items():
             value = getattr(self, name)
@@ -74,21 +84,45 @@ class Options:
                 raise ConfigError(f"{name} must be between 1 and {most}, not {value}")
         if self.itl_target_s is not None and not 0 < self.itl_target_s < math.inf:
             raise ConfigError(f"itl_target must be above 0 ms, not {self.itl_target_s * 1000:g}")
-        for name, kinds in (("batching", Batching), ("reservation", Reservation)):
+        self._check_speculation()
+        choices = {"batching": Batching, "reservation": Reservation, "draft_rule": DraftRule}
+        for name, kinds in choices.items():
             if getattr(self, name) not in get_args(kinds):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is none of {', '.join(get_args(kinds))}")
+        if self.reservation == "contiguous" and self.prefix_cache:
+            raise ConfigError("reservation contiguous shares no blocks: turn the prefix cache off, too")
         if self.batch_window_s is not None and self.batching != "dynamic":
             raise ConfigError("batch_window is for dynamic batching only")
         if self.batch_window_s is not None and not 0 <= self.batch_window_s < math.inf:
             raise ConfigError(f"batch_window must be at least 0 ms, not {self.batch_window_s * 1000:g}")
-        if self.speculate not in SPECULATE:
-            raise ConfigError(f"speculate: {self.speculate!r} is none of {', '.join(SPECULATE)}")
         if self.weights is not None:
             weight_type(self.weights)
         if self.max_step_tokens < self.max_seqs:
             raise ConfigError(
                 f"max_step_tokens ({self.max_step_tokens}) must be at least max_seqs ({self.max_seqs})"
             )
+
+    def _check_speculation(self) -> None:
+        draft = self.speculate.startswith(DRAFT)
+        if self.speculate not in SPECULATE and not draft:
+            known = ", ".join((*SPECULATE, f"{DRAFT}MODEL"))
+            raise ConfigError(f"speculate: {self.speculate!r} is none of {known}")
+        if self.speculate == DRAFT:
+            raise ConfigError(f"speculate: {DRAFT} needs the name of a model")
+        if self.draft_rule != "match" and not draft:
+            raise ConfigError(f"draft_rule is for drafts of a model: speculate {DRAFT}MODEL")
+
+
+class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The draft model of an engine. Sizes in bytes, lengths in tokens."""
+
+    model: str
+    path: str
+    packed_bytes: int
+    kv_groups: tuple[KvGroup, ...]
+    kv_blocks: tuple[int, ...]
+    kv_bytes: int
+    max_model_len: int
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,13 +156,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     itl_target_s: float | None = None
     speculate: str = "off"
+    draft: DraftConfig | None = None
+    draft_rule: DraftRule = "match"
+
+
+def parse_memory(text: str, name: str) -> int | float:
+    """As ``parse_bytes``, or ``40%`` -> 0.4: a fraction of what this process may use."""
+    share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    if share is None:
+        return parse_bytes(text, name)
+    if not 0 < float(share[1]) < 100:
+        raise ConfigError(f"{name}: {text!r} is no part of the memory; write 40%")
+    return float(share[1]) / 100
 
 
 def parse_bytes(text: str, name: str) -> int:
     """``512M``, ``1.5GiB``, ``2000000000`` -> bytes; k, M, G and T are powers of 1000, Ki ... of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{name}: {text!r} is no size; write 512M or 2GiB")
+        raise ConfigError(f"{name}: {text!r} is no size; write 512M, 2GiB or 40%")
     number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
 

@@ -42,14 +42,15 @@ def fit(
     tables: int = 0,
     block_size: int = BLOCK_TOKENS,
     max_slice: int = BLOCK_TOKENS,
-    kv_memory: int | None = None,
+    kv_memory: int | float | None = None,
     max_model_len: int | None = None,
 ) -> Fit:
     """Choose KV blocks and ``max_model_len`` for a model of ``weights`` bytes trained for ``trained`` tokens.
 
     ``tables``: bytes that a backend holds for each position up to ``max_model_len`` (sines and cosines).
     ``max_slice`` is the most rows one request has in a step: it bounds what a window group holds at once.
-    ``kv_memory`` (bytes) and ``max_model_len`` (tokens) are what the person asked for, or None. By default
+    ``kv_memory`` (bytes, or as a float a fraction of what the process may use) and ``max_model_len`` (tokens)
+    are what the person asked for, or None. By default
     the cache holds ``max_seqs`` requests of full length, or as much as half of the free memory.
 
     Raises CapacityError, with the numbers, where something cannot fit; ConfigError for a length above the
@@ -57,6 +58,8 @@ def fit(
     """
     usable = int(min(machine.memory_limit, machine.memory_available) * USABLE)
     left = usable - weights - WORKSPACE
+    if isinstance(kv_memory, float):
+        kv_memory = int(kv_memory * usable)
     if left <= 0:
         raise CapacityError(
             f"the weights need {describe_bytes(weights)} and this process may use {describe_bytes(usable)} "

@@ -13,6 +13,7 @@ from typing import Any
 
 from spola.core.errors import RequestError
 from spola.core.params import SamplingParams
+from spola.engine.drafter import DraftRule
 from spola.runtime.answer import Job
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
@@ -32,9 +33,10 @@ class LLM:
 
     ``model`` is a GGUF file, a Hugging Face folder, ``org/name[:TYPE]`` in the hub's cache, or ``smollm2``,
     which is also the default. ``weights`` quantizes it while it is loaded (``q8_0``, ``q4_k``). ``kv_memory``
-    in bytes, ``max_model_len`` in tokens; None chooses by what this machine has. ``speculate`` off, ngram or
-    suffix drafts tokens from the text so far: the same output, in fewer steps. Raises ModelError, ConfigError
-    or CapacityError in one line.
+    in bytes or as a fraction, ``max_model_len`` in tokens; None chooses by what this machine has.
+    ``speculate`` off, ngram or suffix drafts tokens from the text so far, ``draft=MODEL`` by a smaller model:
+    the same output, in fewer steps. ``draft_rule`` rejection accepts more of a model's drafts when sampling,
+    for a text that is as likely but another one. Raises ModelError, ConfigError or CapacityError in one line.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class LLM:
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         kv_dtype: str = "f16",
-        kv_memory: int | None = None,
+        kv_memory: int | float | None = None,
         chat_template: str | None = None,
         speculate: str = "off",
+        draft_rule: DraftRule = "match",
         enable_prefix_caching: bool = True,
     ) -> None:
         options = Options(
@@ -64,6 +67,7 @@ class LLM:
             kv_memory=kv_memory,
             chat_template=chat_template,
             speculate=speculate,
+            draft_rule=draft_rule,
             prefix_cache=enable_prefix_caching,
         )
         self._attach(build_service(None if model is None else str(model), options))

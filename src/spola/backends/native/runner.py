@@ -129,6 +129,19 @@ class NativeRunner:
         except ValueError as error:
             raise StepError(f"draft distributions {handle}: {error}") from None
 
+    def adopt(self, handle: int, source: Any) -> None:
+        """See ``core.runner.DraftHolder``; ``source`` is a NativeRunner."""
+        if not isinstance(source, NativeRunner):
+            raise StepError(f"draft distributions {handle}: {type(source).__name__} has other memory")
+        try:
+            self._live().adopt(handle, source._live())
+        except ValueError as error:
+            raise StepError(f"draft distributions {handle}: {error}") from None
+
+    def drop(self, handle: int) -> None:
+        """See ``core.runner.DraftHolder``."""
+        self._live().drop(handle)
+
     def _live(self) -> _native.Decoder:
         if self._decoder is None:
             raise RuntimeError("the runner is closed, or nothing was loaded into it")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,15 @@ from spola.backends.reference.cache import KvCache
 from spola.backends.reference.maths import F32Maths, Maths
 from spola.backends.reference.model import Model
 from spola.backends.reference.quantized import QuantizedMaths
-from spola.backends.reference.sampling import Live, choose, log_sum_exp, target_uniform, token_logprob, verify
+from spola.backends.reference.sampling import (
+    Live,
+    choose,
+    draft_uniform,
+    log_sum_exp,
+    target_uniform,
+    token_logprob,
+    verify,
+)
 from spola.backends.shapes import StepError, check_step, static
 from spola.core.errors import RequestError
 from spola.core.runner import Capabilities, RunnerConfig, Tensor
@@ -94,6 +102,20 @@ class ReferenceRunner:
             raise StepError(f"draft distributions {handle}: a row is no distribution of drafts")
         self._held[handle] = rows
 
+    def adopt(self, handle: int, source: Any) -> None:
+        """See ``core.runner.DraftHolder``; ``source`` is a ReferenceRunner."""
+        rows = source._held.pop(handle, None) if isinstance(source, ReferenceRunner) else None
+        if rows is None:
+            raise StepError(f"draft distributions {handle}: nothing is held there")
+        ours = np.zeros((len(rows), self._loaded()[0].vocab), np.float32)
+        both = min(ours.shape[1], rows.shape[1])
+        ours[:, :both] = rows[:, :both]
+        self.hold(handle, ours.tobytes())
+
+    def drop(self, handle: int) -> None:
+        """See ``core.runner.DraftHolder``."""
+        self._held.pop(handle, None)
+
     def execute(self, step: Step) -> StepOutput:
         """Run one Step. Raises StepError for a step no scheduler should have made."""
         began = time.perf_counter()
@@ -105,7 +127,7 @@ class ReferenceRunner:
         goals = {piece.id: self._live[piece.id].n_known for piece in step.slices}
         check_step(step, self.capabilities, config, goals=goals)
         for piece in step.slices:
-            if piece.proposals and len(self._held.get(piece.proposals, ())) < max(piece.n_drafts, 1):
+            if piece.proposals and len(self._held.get(piece.proposals, ())) < piece.n_drafts:
                 raise StepError(f"step {step.index}, request {piece.id}: nothing is held for its drafts")
         cache.prepare(step.copies, step.zero)
         outputs: dict[int, SliceOutput] = {}
@@ -121,7 +143,8 @@ class ReferenceRunner:
             with np.errstate(all="ignore"):
                 outputs |= self._forward(model, good, len(config.kv_groups))
         for piece in step.slices:
-            self._held.pop(piece.proposals, None)
+            if piece.n_drafts:
+                self._held.pop(piece.proposals, None)
         done = tuple(outputs[piece.id] for piece in step.slices)
         return StepOutput(elapsed_s=time.perf_counter() - began, slices=done)
 
@@ -159,6 +182,8 @@ class ReferenceRunner:
         try:
             match live.state.want:
                 case "sample":
+                    if piece.proposals and not piece.n_drafts:
+                        return self._propose(piece, live, logits[-1])
                     return _sample(piece, live, logits, self._held.get(piece.proposals))
                 case "score":
                     return _score(piece, logits)
@@ -168,6 +193,17 @@ class ReferenceRunner:
                     return _embed(piece, live, normed)
         except RequestError as error:
             return SliceOutput(error=str(error))
+
+    def _propose(self, piece: Slice, live: Live, logits: F32) -> SliceOutput:
+        """Draw a draft and hold what it was drawn from."""
+        position = piece.start + piece.n
+        words = None if piece.masks is None else np.frombuffer(piece.masks, "<u4")
+        choice = choose(logits, live, position, words)
+        token = choice.draw(draft_uniform(live, position))
+        live.accept(token)
+        before = self._held.get(piece.proposals, np.zeros((0, len(logits)), np.float32))
+        self._held[piece.proposals] = np.concatenate([before, choice.spread()[None]])
+        return SliceOutput(ids=(token,))
 
 
 class QuantizedReferenceRunner(ReferenceRunner):

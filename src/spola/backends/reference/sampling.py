@@ -22,6 +22,7 @@ __all__ = [
     "Live",
     "accepts",
     "choose",
+    "draft_uniform",
     "log_sum_exp",
     "residual",
     "target_uniform",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 _CHUNK = 4096
-_TARGET, _ACCEPT, _RESIDUAL = 0, 2, 3  # purposes of a draw
+_TARGET, _DRAFT, _ACCEPT, _RESIDUAL = 0, 1, 2, 3  # purposes of a draw
 
 
 class Live:
@@ -97,6 +98,12 @@ class Choice:
         out[self.ids] = self.weights / _running(self.weights)[-1]
         return out
 
+    def spread(self) -> F32:
+        """Weights of all ids."""
+        out = np.zeros(len(self.adjusted), np.float32)
+        out[self.ids] = self.weights
+        return out
+
     def processed(self) -> F32:
         """Logits of the distribution that is drawn from; for greedy, that after the penalties."""
         if self.greedy:
@@ -159,6 +166,11 @@ def verify(choice: Choice, live: Live, position: int, draft: int, q: F32) -> tup
 def target_uniform(live: Live, position: int) -> float:
     """The number that decides what is drawn at ``position``."""
     return uniform(live.state.seed, position, live.state.choice, _TARGET)
+
+
+def draft_uniform(live: Live, position: int) -> float:
+    """The number that decides which draft is drawn for ``position``."""
+    return uniform(live.state.seed, position, live.state.choice, _DRAFT)
 
 
 def _restrict(logits: F32, live: Live, position: int, mask: Ints | None) -> F32:
