@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spola.core.errors import SpolaError
+from spola.core.errors import RequestError, SpolaError
 from spola.core.params import SamplingParams
 from spola.core.step import TokenLogprob
 from spola.engine.events import Summary
 from spola.runtime.loop import Mail, Refusal
 from spola.text.stops import TextStream
 from spola.text.tokenizer import Tokenizer
+
+# Errors of a running request that are its own doing: sent again, it would fail again.
+_OWN_FAULTS = ("the mask allows no token", "the stop or grammar matcher failed")
 
 __all__ = ["Choice", "Delta", "FinishReason", "Job"]
 
@@ -124,7 +127,7 @@ class Job:
             choice.summary = mail.summary
             choice.stop_id = mail.stop_id
             if mail.error is not None:
-                choice.error = SpolaError(mail.error)
+                choice.error = _error(mail.error)
             if choice.stream.matched is not None:
                 choice.stop_reason = choice.stream.matched
             elif mail.stop_id in self.params.stop_token_ids:
@@ -145,3 +148,7 @@ class Job:
     def _end(self, choice: Choice, reason: FinishReason) -> None:
         choice.finish_reason = reason
         self._left -= 1
+
+
+def _error(said: str) -> SpolaError:
+    return RequestError(said) if said.startswith(_OWN_FAULTS) else SpolaError(said)

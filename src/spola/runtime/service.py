@@ -27,6 +27,8 @@ from spola.runtime.prompts import bad_sequences, encode_chat
 from spola.runtime.timeline import Timeline
 from spola.spec.decoder import DecoderSpec
 from spola.text.chat import ChatTemplate, no_template
+from spola.text.grammar import Grammar, Grammars
+from spola.text.grammar_guard import BothGuards
 from spola.text.stops import StopGuard
 from spola.text.tokenizer import Tokenizer
 
@@ -71,6 +73,7 @@ class Service:
         self.live = live
         self.notes = notes
         self.load_s = load_s
+        self.grammars = Grammars(tokenizer)
         self._real = real_tokens(tokenizer, spec.vocab)
 
     def prompt_ids(self, prompt: Prompt, *, add_special: bool = True) -> list[int]:
@@ -144,11 +147,14 @@ class Service:
         key: str = "",
         timeout_s: float | None = None,
         visible: frozenset[int] = frozenset(),
+        grammar: Grammar | None = None,
     ) -> Job:
         """Queue ``ids`` with all its choices; their mail goes to ``mailbox``. Lower ``priority`` goes first.
 
         ``key`` is whose request it is: within a class keys get equal shares. What is not finished after
         ``timeout_s`` ends with an error. ``visible`` are special ids whose text is part of the answer.
+        ``grammar`` is the compiled form that the answer must have; without one, ``params.structured_outputs``
+        is compiled here, which takes milliseconds.
         Requests whose ``cache_salt`` differ share nothing in the prefix cache, so that how soon an answer
         begins says nothing about what others have asked. Raises as ``check``.
         """
@@ -156,6 +162,9 @@ class Service:
         job = Job([self.loop.next_id() for _ in range(params.n)], ids, params, self.tokenizer, visible)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         now = self.loop.clock()
+        if grammar is None and params.structured_outputs is not None:
+            grammar = self.grammars.of(params.structured_outputs)
+        params = msgspec.structs.replace(params, structured_outputs=None)
         # The choices have one prompt: its log-probabilities are computed for the first.
         later = msgspec.structs.replace(params, prompt_logprobs=None)
         bad_ids = bad_sequences(self.tokenizer, params.bad_words)
@@ -167,7 +176,7 @@ class Service:
                 seed=seed,
                 choice=choice.index,
                 eos_ids=self.tokenizer.eos_ids,
-                guard=self._guard(params, visible),
+                guard=self._guard(params, visible, grammar),
                 bad_ids=bad_ids,
                 priority=priority,
                 arrival_s=now,
@@ -189,8 +198,10 @@ class Service:
         """End the engine thread and free the model. Idempotent."""
         self.loop.close()
 
-    def _guard(self, params: SamplingParams, visible: frozenset[int]) -> Guard | None:
-        guard = None
+    def _guard(
+        self, params: SamplingParams, visible: frozenset[int], grammar: Grammar | None
+    ) -> Guard | None:
+        guard: Guard | None = None
         if params.stop:
             guard = StopGuard(
                 self.tokenizer,
@@ -199,4 +210,6 @@ class Service:
                 skip_special=params.skip_special_tokens,
                 visible=visible,
             )
+        if grammar is not None:  # it allows tokens of the tokenizer only: no padding either
+            return grammar.guard() if guard is None else BothGuards(grammar.guard(), guard)
         return guard if self._real is None else PaddingGuard(self._real, guard)

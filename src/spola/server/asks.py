@@ -16,10 +16,12 @@ import msgspec
 from spola.core.errors import RequestError
 from spola.core.params import SamplingParams
 from spola.runtime.service import Service
+from spola.server.constraints import constraint
 from spola.server.errors import ApiError
-from spola.server.fields import CONSTRAINTS, ChatRequest, CommonRequest, CompletionRequest
+from spola.server.fields import ChatRequest, CommonRequest, CompletionRequest
 from spola.server.replies import ChatShape, CompletionShape, Echo, Shape, Style
 from spola.server.schema import decode, parse_object, plain
+from spola.text.grammar import Grammar
 
 __all__ = ["ASKS", "Ask", "Body", "Terms", "chat_ask", "completion_ask", "fingerprint"]
 
@@ -72,7 +74,7 @@ class Ask:
     params: SamplingParams
     shape: Shape
     stream: bool
-    how: Mapping[str, Any]
+    how: Mapping[str, Any]  # grammar included
     unknown: tuple[str, ...] = ()
 
 
@@ -81,7 +83,6 @@ def completion_ask(service: Service, terms: Terms, body: Body) -> Ask:
     parsed = parse_object(_object(body), CompletionRequest, strict=terms.strict)
     request = parsed.request
     _check_model(request.model, terms.model)
-    _not_yet(request)
     prompts, texts = _prompts(service, request)
     limit = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     only = limit == 0 and bool(request.echo)
@@ -116,7 +117,7 @@ def completion_ask(service: Service, terms: Terms, body: Body) -> Ask:
             n=n,
         ),
         stream=bool(request.stream),
-        how=_how(terms, request),
+        how=_how(service, terms, request),
         unknown=parsed.unknown,
     )
 
@@ -164,7 +165,7 @@ def chat_ask(service: Service, terms: Terms, body: Body) -> Ask:
         params=params,
         shape=ChatShape(_style(service, terms, request, params, top)),
         stream=bool(request.stream),
-        how=_how(terms, request),
+        how=_how(service, terms, request),
         unknown=parsed.unknown,
     )
 
@@ -176,7 +177,7 @@ ASKS: dict[str, Callable[[Service, Terms, Body], Ask]] = {
 
 
 def _not_yet(request: CommonRequest, *more: str) -> None:
-    for name in (*CONSTRAINTS, *more):
+    for name in more:
         if getattr(request, name) is not None:
             raise ApiError(400, f"{name} is not supported yet", param=name)
 
@@ -255,7 +256,7 @@ def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
     return out or None
 
 
-def _how(terms: Terms, request: CommonRequest) -> dict[str, Any]:
+def _how(service: Service, terms: Terms, request: CommonRequest) -> dict[str, Any]:
     if request.priority is not None and abs(request.priority) > 2**31:
         raise ApiError(400, "priority must fit 32 bits", param="priority")
     timeout = request.timeout
@@ -266,7 +267,13 @@ def _how(terms: Terms, request: CommonRequest) -> dict[str, Any]:
         "cache_salt": request.cache_salt,
         "key": terms.key,
         "timeout_s": timeout,
+        "grammar": _grammar(service, request),
     }
+
+
+def _grammar(service: Service, request: CommonRequest) -> Grammar | None:
+    wanted, field = constraint(request)
+    return None if wanted is None else service.grammars.of(wanted, field)
 
 
 def _style(
