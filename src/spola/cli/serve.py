@@ -74,6 +74,7 @@ def command(
     def build() -> Service:
         service = build_service(model, options)
         built.append(service)
+        service.grammars.warm()  # not while others wait for tokens
         for line in service.notes:
             note(f"spola: note: {line}")
         if verbose:
