@@ -191,7 +191,7 @@ NB_MODULE(_native, m) {
       .def("add_vector", &add_vector, "name"_a, "type"_a, "n"_a, "data"_a, "offset"_a)
       .def("add_rope", &build::add_rope, "frequencies"_a, "factor"_a, "interleaved"_a)
       .def("add_kv_group", &build::add_kv_group, nb::kw_only(), "layers"_a, "heads"_a, "k_dim"_a, "v_dim"_a,
-           "window"_a, "k_f16"_a, "v_f16"_a, "blocks"_a)
+           "window"_a, "k_type"_a, "v_type"_a, "blocks"_a)
       .def("embed", &build::embed, "matrix"_a, "scale"_a, "positions"_a, "offset"_a)
       .def("residual", &build::residual, "input"_a, "norm"_a, "multiplier"_a)
       .def("prepare", &build::prepare, "input"_a, "width"_a, "norm"_a, "consumers"_a, "rows"_a = 0)

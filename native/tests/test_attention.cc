@@ -34,8 +34,8 @@ class Problem {
       if (args_.high[r] > highest) highest = args_.high[r];
     }
     for (int b = 0; b < c.blocks; ++b) {
-      k_.emplace_back(size_t(c.k_dim) * kBlock * 4, 4);
-      v_.emplace_back(size_t(c.v_dim) * kBlock * 4, 4);
+      k_.emplace_back(kv_block_bytes(c.k_type, c.k_dim), 2);
+      v_.emplace_back(kv_block_bytes(c.v_type, c.v_dim), 2);
       for (int t = 0; t < kBlock; ++t) {
         const int position = (c.first_block + b) * kBlock + t;
         const bool valid = position >= lowest && position < highest;
@@ -45,6 +45,8 @@ class Problem {
         for (int d = 0; d < c.v_dim; ++d) {
           store(v_.back(), c.v_type, size_t(t) * size_t(c.v_dim) + size_t(d), valid ? random.value() : NAN);
         }
+        store_scales(k_.back(), c.k_type, c.k_dim, t, valid, random);
+        store_scales(v_.back(), c.v_type, c.v_dim, t, valid, random);
       }
     }
     args_.q = q_.data();
@@ -79,11 +81,15 @@ class Problem {
   const AttentionArgs& args() const { return args_; }
   float k(int position, int d) const {
     const int b = position / kBlock - c_.first_block;
-    return load(k_[size_t(b)], c_.k_type, size_t(d) * kBlock + size_t(position % kBlock));
+    const int t = position % kBlock;
+    return load(k_[size_t(b)], c_.k_type, size_t(d) * kBlock + size_t(t)) *
+           scale(k_[size_t(b)], c_.k_type, c_.k_dim, d, t);
   }
   float v(int position, int d) const {
     const int b = position / kBlock - c_.first_block;
-    return load(v_[size_t(b)], c_.v_type, size_t(position % kBlock) * size_t(c_.v_dim) + size_t(d));
+    const int t = position % kBlock;
+    return load(v_[size_t(b)], c_.v_type, size_t(t) * size_t(c_.v_dim) + size_t(d)) *
+           scale(v_[size_t(b)], c_.v_type, c_.v_dim, d, t);
   }
   float q(int r, int g, int d) const {
     return q_[size_t(r) * args_.q_stride + size_t(g) * size_t(c_.k_dim) + size_t(d)];
@@ -92,18 +98,33 @@ class Problem {
  private:
   static void store(check::Buffer<uint8_t>& to, KvType type, size_t i, float x) {
     const uint16_t h = f32_to_f16_bits(x);
-    if (type == KvType::kF16)
+    if (type == KvType::kI8)  // what is not valid is told by its scale
+      to.data()[i] = static_cast<uint8_t>(static_cast<int8_t>(std::isnan(x) ? -1 : int(x * 60) % 128));
+    else if (type == KvType::kF16)
       std::memcpy(to.data() + i * 2, &h, 2);
     else
       std::memcpy(to.data() + i * 4, &x, 4);
   }
   static float load(const check::Buffer<uint8_t>& from, KvType type, size_t i) {
+    if (type == KvType::kI8) return static_cast<float>(static_cast<int8_t>(from.data()[i]));
     uint16_t h;
     float f;
-    std::memcpy(&h, from.data() + i * 2, 2);
-    if (type == KvType::kF16) return f16_to_f32(h);
+    if (type == KvType::kF16) return std::memcpy(&h, from.data() + i * 2, 2), f16_to_f32(h);
     std::memcpy(&f, from.data() + i * 4, 4);
     return f;
+  }
+  static size_t scale_index(int dim, int d, int t) {
+    return size_t(dim) * kBlock / 2 + size_t(d / kKvGroup) * kBlock + size_t(t);
+  }
+  static void store_scales(check::Buffer<uint8_t>& to, KvType type, int dim, int t, bool valid,
+                           check::Random& random) {
+    if (type != KvType::kI8) return;
+    for (int d = 0; d < dim; d += kKvGroup) {
+      store(to, KvType::kF16, scale_index(dim, d, t), valid ? std::fabs(random.symmetric(0.02f)) : NAN);
+    }
+  }
+  static float scale(const check::Buffer<uint8_t>& from, KvType type, int dim, int d, int t) {
+    return type == KvType::kI8 ? load(from, KvType::kF16, scale_index(dim, d, t)) : 1.0f;
   }
 
   Case c_;
@@ -113,7 +134,7 @@ class Problem {
 };
 
 // The result of one head in f64, and how far f32 may be from it. A score is off by k_dim + 2 roundings of
-// its terms (a soft cap has slope at most 1 and adds tanh's error), a weight by exp's error and, per block,
+// its terms, one more for the scale of each group (a soft cap has slope at most 1 and adds tanh's error), a weight by exp's error and, per block,
 // that of the correction; the sums over positions add one rounding per position.
 void check_exact(const Case& c, const Problem& p, int r, int g, const float* out) {
   const int low = p.args().low[r], high = p.args().high[r];
@@ -125,7 +146,7 @@ void check_exact(const Case& c, const Problem& p, int r, int g, const float* out
       sum += double(p.q(r, g, d)) * p.k(t, d);
       magnitude += std::fabs(double(p.q(r, g, d)) * p.k(t, d));
     }
-    double error = (c.k_dim + 2) * kUnit * magnitude;
+    double error = (c.k_dim + 2 + (c.k_dim + kKvGroup - 1) / kKvGroup) * kUnit * magnitude;
     if (c.softcap != 0) {
       sum = c.softcap * std::tanh(sum / c.softcap);
       error += c.softcap * (kExpError + 6 * kUnit);
@@ -139,7 +160,7 @@ void check_exact(const Case& c, const Problem& p, int r, int g, const float* out
   for (double& x : s) total += x = std::exp(x - top);
   // Rounding s - m costs |s - m| / 2^24, at most 88 of them before a weight is 0.
   const double weight = 2 * score_error + kExpError * (c.blocks + 1) + kUnit * (88 + 3 * c.blocks);
-  const double relative = weight + kUnit * (high - low + 8);
+  const double relative = weight + kUnit * (high - low + 9);
   CHECK(std::fabs(out[1] * std::exp(out[0] - top) - total) <= relative * total * 1.01);
   for (int d = 0; d < c.v_dim; ++d) {
     double want = 0, magnitude = 0;
@@ -235,7 +256,7 @@ void test_attention() {
         const int blocks = 1 + random.below(kSegment / kBlock);
         const int first = random.below(kSegment / kBlock - blocks + 1);
         const float cap = random.below(3) == 0 ? 5.0f : 0.0f;
-        const auto type = [&] { return random.below(2) == 0 ? KvType::kF32 : KvType::kF16; };
+        const auto type = [&] { return static_cast<KvType>(random.below(3)); };
         check_case({rows, heads, dim[0], dim[1], blocks, first, cap, type(), type()}, random);
       }
     }

@@ -107,6 +107,9 @@ void check_copies() {
   float k;
   std::memcpy(&k, pool.k(3, 0, 0), sizeof k);
   CHECK(std::isnan(k) && pool.k(0, 0, 0)[5] == 3);
+  // int8: a byte each, and scales for groups of 32 dimensions, the last of one.
+  const KvPool small({1, 2, 33, 64, 0, KvType::kI8, KvType::kI8}, 1, false);
+  CHECK(small.bytes() == 2u * 32 * (33 + 2 * 2 + 64 + 2 * 2));
 }
 
 // Every segment of every row and KV head is computed once, into a record of its own.

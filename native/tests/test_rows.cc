@@ -1,6 +1,7 @@
 // Kernels over one row: quantizers, norms, element-wise functions, reductions.
 #include "base/half.h"
 #include "check.h"
+#include "kernels/attention.h"
 #include "kernels/table.h"
 
 using namespace spola;
@@ -67,7 +68,48 @@ void check_a16(const std::vector<float>& x, bool finite) {
   }
 }
 
+void check_kv(const std::vector<float>& x) {
+  const int n = static_cast<int>(x.size());
+  const size_t groups = (x.size() + kKvGroup - 1) / kKvGroup;
+  std::vector<int8_t> a(x.size() + 1, 99);
+  std::vector<uint16_t> da(groups + 1, 99);
+  scalar_kernels()->quantize_kv(x.data(), n, a.data(), da.data());
+  CHECK(a.back() == 99 && da.back() == 99);
+  for (const Kernels* kernels : check::variants()) {
+    std::vector<int8_t> b(x.size() + 1, 99);
+    std::vector<uint16_t> db(groups + 1, 99);
+    kernels->quantize_kv(x.data(), n, b.data(), db.data());
+    CHECK(a == b && da == db);
+  }
+  for (size_t g = 0; g < groups; ++g) {
+    const size_t end = std::min(x.size(), (g + 1) * kKvGroup);
+    const double scale = f16_to_f32(da[g]);
+    float amax = 0;
+    for (size_t i = g * kKvGroup; i < end; ++i) amax = std::isfinite(x[i]) ? std::max(amax, std::fabs(x[i])) : NAN;
+    // What f16 scales cannot tell is not read as a number either.
+    if (std::isnan(amax) || amax / 127.0f >= 65520.0f) CHECK(!std::isfinite(scale));
+    if (!std::isfinite(scale)) continue;
+    for (size_t i = g * kKvGroup; i < end; ++i) {
+      CHECK(a[i] >= -127);
+      // Half a step; an f16 scale is off by 2^-11 of itself, or by half the least one: 127 times that at most.
+      CHECK(std::fabs(a[i] * scale - x[i]) <= scale * 0.5001 + 127 * (scale * 0x1p-11 + 0x1p-25));
+    }
+  }
+}
+
 void check_quantizers(check::Random& random) {
+  for (int n : {1, 5, 8, 13, 31, 32, 33, 40, 64, 80, 96, 128, 256}) {
+    const std::vector<float> x = random_row(n, random);
+    check_kv(x);
+    for (float special : {0.0f, -0.0f, 1e-45f, -1e-6f, 8e-6f, 3e-5f, 8.3e6f, 8.4e6f, -3.4e38f, INFINITY, -INFINITY,
+                          NAN}) {
+      std::vector<float> y = x;
+      y[size_t(random.below(n))] = special;
+      check_kv(y);
+      std::fill(y.begin(), y.end(), special);
+      check_kv(y);
+    }
+  }
   for (int k : {32, 64, 96, 576, 1024}) {
     const std::vector<float> x = random_row(k, random);
     check_a8(x, true);

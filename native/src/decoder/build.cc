@@ -30,10 +30,10 @@ int add_rope(Decoder& d, const std::vector<double>& frequencies, double factor, 
   return d.model().add_rope(d.pool(), frequencies, factor, interleaved, d.config().max_model_len);
 }
 
-int add_kv_group(Decoder& d, int layers, int heads, int k_dim, int v_dim, int window, bool k_f16, bool v_f16,
+int add_kv_group(Decoder& d, int layers, int heads, int k_dim, int v_dim, int window, int k_type, int v_type,
                  int blocks) {
-  const auto type = [](bool f16) { return f16 ? KvType::kF16 : KvType::kF32; };
-  return d.add_kv_group({layers, heads, k_dim, v_dim, window, type(k_f16), type(v_f16)}, blocks);
+  const auto type = [](int t) { return enum_of<KvType>(t, static_cast<int>(KvType::kI8), "KV type"); };
+  return d.add_kv_group({layers, heads, k_dim, v_dim, window, type(k_type), type(v_type)}, blocks);
 }
 
 void embed(Decoder& d, int matrix, float scale, int positions, int offset) {

@@ -15,7 +15,7 @@ using NormTuple = std::tuple<int, int, int, float>;  // kind, weight, bias, eps
 using PartTuple = std::tuple<int, int, int>;         // matrix, bias, column
 
 int add_rope(Decoder& d, const std::vector<double>& frequencies, double factor, bool interleaved);
-int add_kv_group(Decoder& d, int layers, int heads, int k_dim, int v_dim, int window, bool k_f16, bool v_f16,
+int add_kv_group(Decoder& d, int layers, int heads, int k_dim, int v_dim, int window, int k_type, int v_type,
                  int blocks);
 void embed(Decoder& d, int matrix, float scale, int positions, int offset);
 void residual(Decoder& d, int input, const NormTuple& norm, float multiplier);

@@ -1,6 +1,7 @@
 // The memory of the KV cache: blocks of 32 tokens, one pool per KV group.
 //
-// A block is [layer][kv_head]{K [k_dim][32], V [32][v_dim]}. Which block belongs to whom is the engine's.
+// A block is [layer][kv_head]{K, V}, each as kernels/attention.h says. Which block belongs to whom is the
+// engine's.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +23,6 @@ struct KvShape {
   KvType k_type = KvType::kF16;
   KvType v_type = KvType::kF16;
 };
-
-constexpr size_t kv_bytes(KvType type) { return type == KvType::kF16 ? 2 : 4; }
 
 class KvPool {
  public:

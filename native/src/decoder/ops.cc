@@ -78,24 +78,41 @@ void norm_heads(const OpContext& c, const NormPart& norm, bool whole, float* x, 
   for (int i = 0; i < heads * dim; i += n) apply_norm(*c.kernels, *c.model, norm, x + i, n, x + i, scratch);
 }
 
+// Scales of one token behind the codes of an int8 block.
+void store_scales(const uint16_t* scales, int dim, uint8_t* block, int lane) {
+  uint16_t* to = reinterpret_cast<uint16_t*>(block + static_cast<size_t>(dim) * kBlock) + lane;
+  for (int i = 0; i * kKvGroup < dim; ++i) to[i * kBlock] = scales[i];
+}
+
+// One row of K: each dimension goes to a row of the block of its own.
 void store_k(const OpContext& c, const KvShape& g, const float* x, uint8_t* block, int lane, float* scratch) {
   if (g.k_type == KvType::kF32) {
     float* k = reinterpret_cast<float*>(block) + lane;
     for (int d = 0; d < g.k_dim; ++d) k[d * kBlock] = x[d];
-    return;
+  } else if (g.k_type == KvType::kF16) {
+    uint16_t* half = reinterpret_cast<uint16_t*>(scratch);
+    c.kernels->f32_to_f16(x, g.k_dim, half);
+    uint16_t* k = reinterpret_cast<uint16_t*>(block) + lane;
+    for (int d = 0; d < g.k_dim; ++d) k[d * kBlock] = half[d];
+  } else {
+    int8_t* codes = reinterpret_cast<int8_t*>(scratch);
+    uint16_t* scales = reinterpret_cast<uint16_t*>(scratch + ceil_div(g.k_dim, 4));
+    c.kernels->quantize_kv(x, g.k_dim, codes, scales);
+    for (int d = 0; d < g.k_dim; ++d) block[d * kBlock + lane] = static_cast<uint8_t>(codes[d]);
+    store_scales(scales, g.k_dim, block, lane);
   }
-  uint16_t* half = reinterpret_cast<uint16_t*>(scratch);
-  c.kernels->f32_to_f16(x, g.k_dim, half);
-  uint16_t* k = reinterpret_cast<uint16_t*>(block) + lane;
-  for (int d = 0; d < g.k_dim; ++d) k[d * kBlock] = half[d];
 }
 
-void store_v(const OpContext& c, const KvShape& g, const float* x, uint8_t* block, int lane) {
+void store_v(const OpContext& c, const KvShape& g, const float* x, uint8_t* block, int lane, float* scratch) {
+  uint8_t* row = block + static_cast<size_t>(lane) * g.v_dim * kv_value_bytes(g.v_type);
   if (g.v_type == KvType::kF32) {
-    std::memcpy(block + static_cast<size_t>(lane) * g.v_dim * 4, x, static_cast<size_t>(g.v_dim) * 4);
+    std::memcpy(row, x, static_cast<size_t>(g.v_dim) * 4);
+  } else if (g.v_type == KvType::kF16) {
+    c.kernels->f32_to_f16(x, g.v_dim, reinterpret_cast<uint16_t*>(row));
   } else {
-    c.kernels->f32_to_f16(x, g.v_dim,
-                          reinterpret_cast<uint16_t*>(block) + static_cast<size_t>(lane) * g.v_dim);
+    uint16_t* scales = reinterpret_cast<uint16_t*>(scratch);
+    c.kernels->quantize_kv(x, g.v_dim, reinterpret_cast<int8_t*>(row), scales);
+    store_scales(scales, g.v_dim, block, lane);
   }
 }
 
@@ -126,7 +143,7 @@ void rope_heads(const RopeKvOp& op, const OpContext& c, int row, int begin, int 
   const int lane = position % kBlock;
   for (int h = 0; h < end - begin; ++h) {
     store_k(c, g, k + h * g.k_dim, pool.k(block, op.shape.layer, begin + h), lane, scratch);
-    store_v(c, g, v + h * g.v_dim, pool.v(block, op.shape.layer, begin + h), lane);
+    store_v(c, g, v + h * g.v_dim, pool.v(block, op.shape.layer, begin + h), lane, scratch);
   }
 }
 

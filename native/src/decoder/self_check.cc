@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/align.h"
 #include "kernels/attention.h"
 #include "kernels/records.h"
 
@@ -175,7 +176,33 @@ std::string check_quantizers(const Kernels& kernels, Random& random) {
   if (!same(in.q8, other.q8) || !same(in.d8, other.d8) || !same(in.s8, other.s8) || !same(in.h8, other.h8)) {
     return "quantize_a8";
   }
-  return same(in.q16, other.q16) && d16 == in.d16[0] ? "" : "quantize_a16";
+  if (!same(in.q16, other.q16) || d16 != in.d16[0]) return "quantize_a16";
+  const auto kv = [&](const Kernels& k) {
+    std::vector<int8_t> q(kRow);
+    std::vector<uint16_t> d(ceil_div(kRow, kKvGroup));
+    k.quantize_kv(x.data(), kRow, q.data(), d.data());
+    q.insert(q.end(), reinterpret_cast<int8_t*>(d.data()), reinterpret_cast<int8_t*>(d.data() + d.size()));
+    return q;
+  };
+  return same(kv(kernels), kv(*scalar_kernels())) ? "" : "quantize_kv";
+}
+
+// `bytes` of cache: the values in f32 or f16, or codes and scales made of them.
+std::vector<uint8_t> stored(KvType type, const std::vector<float>& x, size_t bytes) {
+  std::vector<uint16_t> half(x.size());
+  scalar_kernels()->f32_to_f16(x.data(), static_cast<int>(x.size()), half.data());
+  std::vector<uint8_t> out(bytes);
+  if (type != KvType::kI8) {
+    std::memcpy(out.data(), type == KvType::kF32 ? static_cast<const void*>(x.data()) : half.data(), bytes);
+    return out;
+  }
+  // Bytes of halves serve as codes, and again as scales, without the bit that makes them large.
+  const size_t block = kv_block_bytes(type, 64), codes = size_t{64} * kBlock;
+  for (size_t i = 0; i < bytes; ++i) {
+    out[i] = static_cast<uint8_t>(half[i % half.size()]);
+    if (i % block >= codes) out[i] &= 0x3f;
+  }
+  return out;
 }
 
 std::string check_attention(const Kernels& kernels, Random& random) {
@@ -183,10 +210,9 @@ std::string check_attention(const Kernels& kernels, Random& random) {
   const std::vector<float> q = values(random, kRows * kHeads * kDim),
                            k = values(random, kBlocks * kBlock * kDim),
                            v = values(random, kBlocks * kBlock * kDim);
-  std::vector<uint16_t> k16(k.size()), v16(v.size());
-  scalar_kernels()->f32_to_f16(k.data(), static_cast<int>(k.size()), k16.data());
-  scalar_kernels()->f32_to_f16(v.data(), static_cast<int>(v.size()), v16.data());
-  for (KvType type : {KvType::kF16, KvType::kF32}) {
+  for (KvType type : {KvType::kF16, KvType::kF32, KvType::kI8}) {
+    const size_t size = kv_block_bytes(type, kDim);
+    const std::vector<uint8_t> keys = stored(type, k, kBlocks * size), vectors = stored(type, v, kBlocks * size);
     AttentionArgs a;
     a.q = q.data();
     a.q_stride = kHeads * kDim;
@@ -195,12 +221,9 @@ std::string check_attention(const Kernels& kernels, Random& random) {
     a.k_dim = a.v_dim = kDim;
     a.k_type = a.v_type = type;
     a.blocks = kBlocks;
-    const size_t size = type == KvType::kF16 ? 2 : 4;
-    const void *keys = k.data(), *vectors = v.data();
-    if (type == KvType::kF16) keys = k16.data(), vectors = v16.data();
     for (int b = 0; b < kBlocks; ++b) {
-      a.k[b] = static_cast<const uint8_t*>(keys) + size_t(b) * kBlock * kDim * size;
-      a.v[b] = static_cast<const uint8_t*>(vectors) + size_t(b) * kBlock * kDim * size;
+      a.k[b] = keys.data() + size_t(b) * size;
+      a.v[b] = vectors.data() + size_t(b) * size;
     }
     for (int r = 0; r < kRows; ++r) a.low[r] = 0, a.high[r] = kBlock + 20 + r;
     const int record = kDim + 2;

@@ -1,5 +1,6 @@
 // attention_segment and attention_merge without SIMD: the operations of docs/numerics.md one by one.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,6 +15,7 @@ namespace {
 float soft_cap(float s, float cap) { return cap * scalar::tanh1(s / cap); }
 
 float load(const uint8_t* data, KvType type, size_t index) {
+  if (type == KvType::kI8) return static_cast<float>(static_cast<int8_t>(data[index]));
   if (type == KvType::kF16) {
     uint16_t h;
     std::memcpy(&h, data + index * 2, sizeof h);
@@ -22,6 +24,25 @@ float load(const uint8_t* data, KvType type, size_t index) {
   float f;
   std::memcpy(&f, data + index * 4, sizeof f);
   return f;
+}
+
+// The scale of group `group` of token t in an int8 block of `dim` dimensions.
+float scale_at(const uint8_t* data, int dim, int group, int t) {
+  return load(data + static_cast<size_t>(dim) * kBlock, KvType::kF16, static_cast<size_t>(group) * kBlock + t);
+}
+
+float score(const AttentionArgs& a, const float* q, const uint8_t* k, int t) {
+  const int step = a.k_type == KvType::kI8 ? kKvGroup : a.k_dim;
+  float s = 0.0f;
+  for (int from = 0; from < a.k_dim; from += step) {
+    const int to = std::min(from + step, a.k_dim);
+    float sum = 0.0f;
+    for (int d = from; d < to; ++d) {
+      sum = std::fma(q[d], load(k, a.k_type, static_cast<size_t>(d) * kBlock + t), sum);
+    }
+    s = a.k_type == KvType::kI8 ? std::fma(scale_at(k, a.k_dim, from / step, t), sum, s) : sum;
+  }
+  return s;
 }
 
 float sum32(const float* e) {
@@ -35,10 +56,7 @@ void block(const AttentionArgs& a, const float* q, int b, int lo, int hi, bool f
   float e[kBlock] = {};
   float top = -std::numeric_limits<float>::infinity();
   for (int t = lo; t < hi; ++t) {
-    float s = 0.0f;
-    for (int d = 0; d < a.k_dim; ++d) {
-      s = std::fma(q[d], load(a.k[b], a.k_type, static_cast<size_t>(d) * kBlock + t), s);
-    }
+    float s = score(a, q, a.k[b], t);
     if (a.softcap != 0.0f) s = soft_cap(s, a.softcap);
     e[t] = s;
     top = s > top ? s : top;
@@ -52,7 +70,8 @@ void block(const AttentionArgs& a, const float* q, int b, int lo, int hi, bool f
   for (int d = 0; d < a.v_dim; ++d) {
     float acc = o[d] * corr;
     for (int t = lo; t < hi; ++t) {
-      acc = std::fma(e[t], load(a.v[b], a.v_type, static_cast<size_t>(t) * a.v_dim + d), acc);
+      const float w = a.v_type == KvType::kI8 ? e[t] * scale_at(a.v[b], a.v_dim, d / kKvGroup, t) : e[t];
+      acc = std::fma(w, load(a.v[b], a.v_type, static_cast<size_t>(t) * a.v_dim + d), acc);
     }
     o[d] = acc;
   }

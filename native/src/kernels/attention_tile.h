@@ -32,12 +32,14 @@ struct Attention {
 
   template <KvType T>
   static inline F load(const uint8_t* data, size_t index) {
+    if constexpr (T == KvType::kI8) return V::load_i8(data + index);
     if constexpr (T == KvType::kF16) return V::load_half(data + index * 2);
     return V::load(reinterpret_cast<const float*>(data) + index);
   }
 
   template <KvType T>
   static inline float load1(const uint8_t* data, size_t index) {
+    if constexpr (T == KvType::kI8) return static_cast<float>(static_cast<int8_t>(data[index]));
     if constexpr (T == KvType::kF16) return V::load_half1(data + index * 2);
     float f;
     __builtin_memcpy(&f, data + index * 4, sizeof f);
@@ -49,35 +51,49 @@ struct Attention {
     for (size_t i = 0; i < Bytes; i += 64) __builtin_prefetch(p + i);
   }
 
-  // Scores of N heads for the P * W positions from `at`; `ahead` is what the next block will read.
+  // Scores of N heads for the P * W positions from `at`; `ahead` is what the next block will read. Scales of K
+  // stand outside the sums of their groups.
   template <int N, int P, KvType T>
   static inline void scores_at(const Query* queries, int k_dim, const uint8_t* k, int at,
                                const uint8_t* ahead, float (*s)[kBlock]) {
-    constexpr size_t kBytes = T == KvType::kF16 ? 2 : 4;
+    constexpr size_t kBytes = kv_value_bytes(T);
+    constexpr bool kScaled = T == KvType::kI8;
+    const long step = kScaled ? kKvGroup : k_dim;
     const float* q[N];
-    F acc[N][P];
 #pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) {
-      q[n] = queries[n].q;
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) acc[n][p] = V::zero();
-    }
-    for (long d = 0; d < k_dim; ++d) {
-      F row[P];
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) row[p] = load<T>(k, static_cast<size_t>(d) * kBlock + at + W * p);
-      if (ahead) prefetch<P * W * kBytes>(ahead + (static_cast<size_t>(d) * kBlock + at) * kBytes);
+    for (int n = 0; n < N; ++n) q[n] = queries[n].q;
+    size_t scales = (static_cast<size_t>(k_dim) * kBlock + at * 2);
+    for (long from = 0; from < k_dim; from += step, scales += kBlock * 2) {
+      const long to = from + step < k_dim ? from + step : k_dim;
+      F acc[N][P];
 #pragma GCC unroll 16
       for (int n = 0; n < N; ++n) {
-        const F x = V::set1(q[n][d]);
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) acc[n][p] = V::fma(x, row[p], acc[n][p]);
+        for (int p = 0; p < P; ++p) acc[n][p] = V::zero();
       }
-    }
-#pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) {
+      for (long d = from; d < to; ++d) {
+        F row[P];
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) V::store(s[n] + at + W * p, acc[n][p]);
+        for (int p = 0; p < P; ++p) row[p] = load<T>(k, static_cast<size_t>(d) * kBlock + at + W * p);
+        if (ahead) prefetch<P * W * kBytes>(ahead + (static_cast<size_t>(d) * kBlock + at) * kBytes);
+#pragma GCC unroll 16
+        for (int n = 0; n < N; ++n) {
+          const F x = V::set1(q[n][d]);
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) acc[n][p] = V::fma(x, row[p], acc[n][p]);
+        }
+      }
+      if (kScaled && ahead) prefetch<P * W * 2>(ahead + scales);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        const F scale = kScaled ? V::load_half(k + scales + W * p * 2) : V::zero();
+#pragma GCC unroll 16
+        for (int n = 0; n < N; ++n) {
+          float* to_s = s[n] + at + W * p;
+          if constexpr (kScaled) acc[n][p] = V::fma(scale, acc[n][p], from == 0 ? V::zero() : V::load(to_s));
+          V::store(to_s, acc[n][p]);
+        }
+      }
     }
   }
 
@@ -141,12 +157,18 @@ struct Attention {
     }
   }
 
-  // o[n] = o[n] * corr[n] + sum over t of e[n][t] * v[t], for P * W dimensions from d.
-  template <int N, int P, KvType T>
-  static inline void values_at(const Query* queries, const uint8_t* v, int v_dim, int d,
-                               const float (*e)[kBlock], const float* corr, int lo, int hi,
-                               const uint8_t* ahead) {
-    constexpr size_t kBytes = T == KvType::kF16 ? 2 : 4;
+  // Weights of N queries: head n, group g, position t at e[g * group + n * kBlock + t].
+  struct Weights {
+    const float* e;
+    size_t group;  // 0 where all dimensions of V share a weight
+  };
+
+  // o[n] = o[n] * corr[n] + sum over t of e[n][t] * v[t], for P * W dimensions from d, which have the weights of
+  // G groups.
+  template <int N, int P, int G, KvType T>
+  static inline void values_at(const Query* queries, const uint8_t* v, int v_dim, int d, Weights w,
+                               const float* corr, int lo, int hi, const uint8_t* ahead) {
+    constexpr size_t kBytes = kv_value_bytes(T);
     F acc[N][P];
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
@@ -162,9 +184,12 @@ struct Attention {
       if (ahead) prefetch<P * W * kBytes>(ahead + base * kBytes);
 #pragma GCC unroll 16
       for (int n = 0; n < N; ++n) {
-        const F x = V::set1(e[n][t]);
+#pragma GCC unroll 2
+        for (int g = 0; g < G; ++g) {
+          const F x = V::set1(w.e[g * w.group + static_cast<size_t>(n) * kBlock + t]);
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) acc[n][p] = V::fma(x, row[p], acc[n][p]);
+          for (int p = g * P / G; p < (g + 1) * P / G; ++p) acc[n][p] = V::fma(x, row[p], acc[n][p]);
+        }
       }
     }
 #pragma GCC unroll 16
@@ -174,18 +199,24 @@ struct Attention {
     }
   }
 
+  // Dimensions from .. to - 1; `from` begins a group.
   template <int N, KvType T>
-  static void values(const Query* queries, const uint8_t* v, int v_dim, const float (*e)[kBlock],
+  static void values(const Query* queries, const uint8_t* v, int v_dim, int from, int to, Weights w,
                      const float* corr, int lo, int hi, const uint8_t* ahead) {
     constexpr int P = N * 4 <= V::kAccumulators ? 4 : 2;
-    int d = 0;
-    for (; d + P * W <= v_dim; d += P * W) values_at<N, P, T>(queries, v, v_dim, d, e, corr, lo, hi, ahead);
-    for (; d + W <= v_dim; d += W) values_at<N, 1, T>(queries, v, v_dim, d, e, corr, lo, hi, ahead);
-    for (; d < v_dim; ++d) {
+    constexpr int G = T == KvType::kI8 && P * W > kKvGroup ? P * W / kKvGroup : 1;
+    const auto of = [&](int d) { return Weights{w.e + (d - from) / kKvGroup * w.group, w.group}; };
+    int d = from;
+    for (; d + P * W <= to; d += P * W) {
+      values_at<N, P, G, T>(queries, v, v_dim, d, of(d), corr, lo, hi, ahead);
+    }
+    for (; d + W <= to; d += W) values_at<N, 1, 1, T>(queries, v, v_dim, d, of(d), corr, lo, hi, ahead);
+    for (; d < to; ++d) {
       for (int n = 0; n < N; ++n) {
+        const float* e = of(d).e + static_cast<size_t>(n) * kBlock;
         float acc = queries[n].out[2 + d] * corr[n];
         for (int t = lo; t < hi; ++t) {
-          acc = __builtin_fmaf(e[n][t], load1<T>(v, static_cast<size_t>(t) * v_dim + d), acc);
+          acc = __builtin_fmaf(e[t], load1<T>(v, static_cast<size_t>(t) * v_dim + d), acc);
         }
         queries[n].out[2 + d] = acc;
       }
@@ -195,7 +226,7 @@ struct Attention {
   // Positions that all queries see are summed together, what a later row sees more of by itself: each still
   // adds in ascending order.
   template <int N, KvType T>
-  static void ragged_values(const Query* queries, const uint8_t* v, int v_dim, const float (*e)[kBlock],
+  static void ragged_values(const Query* queries, const uint8_t* v, int v_dim, int from, int to, Weights w,
                             const float* corr, const uint8_t* ahead) {
     constexpr float kOne = 1.0f;
     const int lo = queries[0].lo;
@@ -206,13 +237,38 @@ struct Attention {
       if (queries[n].hi < hi) hi = queries[n].hi;
     }
     together = together && hi > lo;
-    if (together) values<N, T>(queries, v, v_dim, e, corr, lo, hi, ahead);
+    if (together) values<N, T>(queries, v, v_dim, from, to, w, corr, lo, hi, ahead);
     for (int n = 0; n < N; ++n) {
       const Query& query = queries[n];
+      const Weights own{w.e + n * kBlock, w.group};
       if (!together) {
-        values<1, T>(&query, v, v_dim, e + n, corr + n, query.lo, query.hi, nullptr);
+        values<1, T>(&query, v, v_dim, from, to, own, corr + n, query.lo, query.hi, nullptr);
       } else if (query.hi > hi) {
-        values<1, T>(&query, v, v_dim, e + n, &kOne, hi, query.hi, nullptr);
+        values<1, T>(&query, v, v_dim, from, to, own, &kOne, hi, query.hi, nullptr);
+      }
+    }
+  }
+
+  // Adds V of a block. Scales of V go into the weights, two groups of dimensions at a time.
+  template <int N, KvType T>
+  static void weigh(const Query* queries, const uint8_t* v, int v_dim, const float (*e)[kBlock],
+                    const float* corr, const uint8_t* ahead) {
+    if constexpr (T != KvType::kI8) {
+      ragged_values<N, T>(queries, v, v_dim, 0, v_dim, {e[0], 0}, corr, ahead);
+    } else {
+      alignas(64) float w[2][N][kBlock];
+      const size_t codes = static_cast<size_t>(v_dim) * kBlock;
+      for (int from = 0; from < v_dim; from += 2 * kKvGroup) {
+        const int to = from + 2 * kKvGroup < v_dim ? from + 2 * kKvGroup : v_dim;
+        for (int g = 0; from + g * kKvGroup < to; ++g) {
+          const size_t at = codes + static_cast<size_t>(from / kKvGroup + g) * kBlock * 2;
+          if (ahead) prefetch<kBlock * 2>(ahead + at);
+          for (int t = 0; t < kBlock; t += W) {
+            const F scale = V::load_half(v + at + t * 2);
+            for (int n = 0; n < N; ++n) V::store(w[g][n] + t, V::mul(V::load(e[n] + t), scale));
+          }
+        }
+        ragged_values<N, T>(queries, v, v_dim, from, to, {w[0][0], N * kBlock}, corr, ahead);
       }
     }
   }
@@ -224,16 +280,16 @@ struct Attention {
     alignas(64) float corr[16];
     const uint8_t* k = prefetch ? a.k[b + 1] : nullptr;
     const uint8_t* v = prefetch ? a.v[b + 1] : nullptr;
-    if (a.k_type == KvType::kF16) {
-      scores<N, KvType::kF16>(queries, a.k_dim, a.k[b], k, s);
-    } else {
-      scores<N, KvType::kF32>(queries, a.k_dim, a.k[b], k, s);
+    switch (a.k_type) {
+      case KvType::kF32: scores<N, KvType::kF32>(queries, a.k_dim, a.k[b], k, s); break;
+      case KvType::kF16: scores<N, KvType::kF16>(queries, a.k_dim, a.k[b], k, s); break;
+      case KvType::kI8: scores<N, KvType::kI8>(queries, a.k_dim, a.k[b], k, s); break;
     }
     soften<N>(queries, a.softcap, b == 0, s, corr);
-    if (a.v_type == KvType::kF16) {
-      ragged_values<N, KvType::kF16>(queries, a.v[b], a.v_dim, s, corr, v);
-    } else {
-      ragged_values<N, KvType::kF32>(queries, a.v[b], a.v_dim, s, corr, v);
+    switch (a.v_type) {
+      case KvType::kF32: weigh<N, KvType::kF32>(queries, a.v[b], a.v_dim, s, corr, v); break;
+      case KvType::kF16: weigh<N, KvType::kF16>(queries, a.v[b], a.v_dim, s, corr, v); break;
+      case KvType::kI8: weigh<N, KvType::kI8>(queries, a.v[b], a.v_dim, s, corr, v); break;
     }
   }
 

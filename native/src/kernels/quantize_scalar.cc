@@ -2,6 +2,8 @@
 #include <bit>
 #include <cmath>
 
+#include "base/half.h"
+#include "kernels/attention.h"
 #include "kernels/variants.h"
 
 namespace spola::scalar {
@@ -61,6 +63,22 @@ bool quantize_a16(const float* x, int k, int16_t* q, float* d) {
   }
   *d = amax / 32767.0f;
   return ok;
+}
+
+// A group with a value that is not finite gets a scale that is not: whoever reads it ends with an error.
+void quantize_kv(const float* x, int n, int8_t* q, uint16_t* d) {
+  for (int from = 0; from < n; from += kKvGroup) {
+    const int to = from + kKvGroup < n ? from + kKvGroup : n;
+    const uint32_t bits = abs_max_bits(x + from, to - from);
+    const uint16_t half = bits >= kInfinity ? uint16_t(0x7e00) : f32_to_f16_bits(std::bit_cast<float>(bits) / 127.0f);
+    const float scale = f16_to_f32(half);
+    const float inverse = scale > 0 && f16_finite(half) ? 1.0f / scale : 0.0f;
+    for (int i = from; i < to; ++i) {
+      const float code = inverse == 0 ? 0.0f : std::nearbyintf(x[i] * inverse);
+      q[i] = static_cast<int8_t>(code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code);
+    }
+    d[from / kKvGroup] = half;
+  }
 }
 
 }  // namespace spola::scalar

@@ -1,9 +1,10 @@
 // Activation functions, norms, conversions and reductions over a row, for every instruction set. See
-// elementwise_scalar.cc and norm_scalar.cc for what they do; math_tile.h for V and the rules.
+// elementwise_scalar.cc, norm_scalar.cc and quantize_scalar.cc for what they do; math_tile.h for V and the rules.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/attention.h"
 #include "kernels/math_tile.h"
 
 namespace spola {
@@ -52,6 +53,36 @@ struct RowKernels {
         for (long j = i; j < n; ++j) y[j] = last[j - i];
       }
     });
+  }
+
+  static SPOLA_INLINE void quantize_kv(const float* x, int n, int8_t* q, uint16_t* d) {
+    for (long from = 0; from < n; from += kKvGroup, x += kKvGroup, q += kKvGroup, ++d) {
+      const long count = n - from < kKvGroup ? n - from : kKvGroup;
+      F most = V::zero();
+      typename V::Mask endless = V::lanes(0, 0);  // of infinity less itself comes NaN
+      M::each(count, [&](auto step, long i) {
+        const F v = V::abs(step.load(x + i));
+        endless = V::either(endless, V::unordered(V::sub(v, v)));
+        most = V::max(most, v);
+      });
+      uint16_t halves[W];
+      V::store_half(halves, V::set1(V::max_lane(most) / 127.0f));
+      *d = V::any(endless) ? uint16_t{0x7e00} : halves[0];
+      const float scale = V::load_half1(reinterpret_cast<const uint8_t*>(d));
+      const bool usable = scale > 0.0f && scale < __builtin_inff();
+      const F inverse = V::set1(usable ? 1.0f / scale : 0.0f);
+      M::each(count, [&](auto step, long i) {
+        const F v = usable ? V::round(V::mul(step.load(x + i), inverse)) : V::zero();
+        const F code = V::max(V::set1(-127.0f), V::min_of(127.0f, v));
+        if constexpr (step.kWhole) {
+          V::store_i8(q + i, code);
+        } else {
+          alignas(16) int8_t last[W];
+          V::store_i8(last, code);
+          for (long j = i; j < count; ++j) q[j] = last[j - i];
+        }
+      });
+    }
   }
 
   static SPOLA_INLINE void exp_many(const float* x, int n, float* y) {
@@ -134,6 +165,9 @@ struct RowKernels {
     __VA_ARGS__::gelu_mul(gate, up, n, y);                                                      \
   }                                                                                             \
   void f32_to_f16(const float* x, int n, uint16_t* y) { __VA_ARGS__::f32_to_f16(x, n, y); }     \
+  void quantize_kv(const float* x, int n, int8_t* q, uint16_t* d) {                             \
+    __VA_ARGS__::quantize_kv(x, n, q, d);                                                       \
+  }                                                                                             \
   void rms_norm(const float* x, const float* w, float eps, int n, float* y) {                   \
     __VA_ARGS__::rms_norm(x, w, eps, n, y);                                                     \
   }                                                                                             \

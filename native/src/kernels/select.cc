@@ -39,6 +39,7 @@ namespace {
 #define SPOLA_FILL_ROWS(table, isa_name)                  \
   table.quantize_a8 = isa_name::quantize_a8;              \
   table.quantize_a16 = isa_name::quantize_a16;            \
+  table.quantize_kv = isa_name::quantize_kv;              \
   table.rms_norm = isa_name::rms_norm;                    \
   table.layer_norm = isa_name::layer_norm;                \
   table.silu_mul = isa_name::silu_mul;                    \

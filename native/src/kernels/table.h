@@ -78,6 +78,9 @@ struct Kernels {
   bool (*quantize_a8)(const float* x, int k, int8_t* q, float* d, float* s, int16_t* h);
   bool (*quantize_a16)(const float* x, int k, int16_t* q, float* d);
 
+  // One row of K or V of a head for an int8 cache: codes, and an f16 scale for each kKvGroup of them.
+  void (*quantize_kv)(const float* x, int n, int8_t* q, uint16_t* d);
+
   // norms
   void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
   void (*layer_norm)(const float* x, const float* w, const float* b, float eps, int n, float* y);

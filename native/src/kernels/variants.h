@@ -27,6 +27,7 @@
 #define SPOLA_DECLARE_ROWS                                                                     \
   bool quantize_a8(const float* x, int k, int8_t* q, float* d, float* s, int16_t* h);          \
   bool quantize_a16(const float* x, int k, int16_t* q, float* d);                              \
+  void quantize_kv(const float* x, int n, int8_t* q, uint16_t* d);                             \
   void rms_norm(const float* x, const float* w, float eps, int n, float* y);                   \
   void layer_norm(const float* x, const float* w, const float* b, float eps, int n, float* y); \
   void silu_mul(const float* gate, const float* up, int n, float* y);                          \

@@ -27,6 +27,15 @@ struct Vector {
     __builtin_memcpy(&h, p, sizeof h);
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
   }
+  // Integers of -128 .. 127 as bytes.
+  static SPOLA_INLINE F load_i8(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i_u*>(p))));
+  }
+  static SPOLA_INLINE void store_i8(int8_t* p, F x) {
+    const __m256i v = _mm256_cvtps_epi32(x);
+    const __m128i w = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i_u*>(p), _mm_packs_epi16(w, w));
+  }
   static SPOLA_INLINE void store_half(uint16_t* p, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i_u*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
   }

@@ -22,6 +22,9 @@ struct Vector {
   static SPOLA_INLINE F load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
   static SPOLA_INLINE void store_first(float* p, int n, F x) { _mm512_mask_storeu_ps(p, first(n), x); }
   static SPOLA_INLINE F load_half(const uint8_t* p) { return load_half16(p); }
+  static SPOLA_INLINE F load_i8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i_u*>(p))));
+  }
   static SPOLA_INLINE float load_half1(const uint8_t* p) {
     uint16_t h;
     __builtin_memcpy(&h, p, sizeof h);

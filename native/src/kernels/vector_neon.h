@@ -47,6 +47,15 @@ struct Vector {
     __builtin_memcpy(&h, p, sizeof h);
     return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(h))), 0);
   }
+  // Integers of -128 .. 127 as bytes.
+  static SPOLA_INLINE F load_i8(const uint8_t* p) {
+    const int16x8_t v = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
+    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(v))), vcvtq_f32_s32(vmovl_high_s16(v))};
+  }
+  static SPOLA_INLINE void store_i8(int8_t* p, F x) {
+    const int16x4_t low = vqmovn_s32(vcvtnq_s32_f32(x.low));
+    vst1_s8(p, vqmovn_s16(vqmovn_high_s32(low, vcvtnq_s32_f32(x.high))));
+  }
   static SPOLA_INLINE void store_half(uint16_t* p, F x) {
     vst1q_u16(p, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(x.low), x.high)));
   }

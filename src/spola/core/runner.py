@@ -15,6 +15,8 @@ from spola.core.step import Step, StepOutput
 
 __all__ = [
     "BLOCK_TOKENS",
+    "KV_GROUP",
+    "KV_TYPES",
     "SEGMENT_TOKENS",
     "Capabilities",
     "DraftHolder",
@@ -22,20 +24,37 @@ __all__ = [
     "Runner",
     "RunnerConfig",
     "Tensor",
+    "kv_row_bytes",
 ]
 
 BLOCK_TOKENS = 32  # tokens per KV block
 SEGMENT_TOKENS = 256  # attention partials end at absolute multiples of this
 
-KV_BYTES = {"f16": 2, "f32": 4}
+KV_TYPES = ("f16", "f32", "int8")
+KV_GROUP = 32  # dimensions of one token and KV head that share an f16 scale, where K or V is int8
+
+
+def kv_row_bytes(dtype: str, dim: int) -> int:
+    """Bytes of K or V of one token, layer and KV head of ``dim`` dimensions.
+
+    int8 has a byte for each dimension and an f16 scale for each ``KV_GROUP`` of them.
+    """
+    match dtype:
+        case "f16":
+            return 2 * dim
+        case "f32":
+            return 4 * dim
+        case "int8":
+            return dim + 2 * -(-dim // KV_GROUP)
+    raise ValueError(f"no KV type {dtype!r}")
 
 
 class KvGroup(msgspec.Struct, frozen=True):
     """Layers that share a block table.
 
     ``kind`` full keeps every position; window keeps the last ``window`` of them; latent stores one
-    compressed vector per token (``k_dim``), no separate V. ``k_dtype`` and ``v_dtype`` are keys of
-    ``KV_BYTES``.
+    compressed vector per token (``k_dim``), no separate V. ``k_dtype`` and ``v_dtype`` are of
+    ``KV_TYPES``.
     """
 
     layers: tuple[int, ...]
@@ -50,7 +69,7 @@ class KvGroup(msgspec.Struct, frozen=True):
     @property
     def bytes_per_token(self) -> int:
         """K and V bytes of one token over all layers of the group."""
-        per_head = self.k_dim * KV_BYTES[self.k_dtype] + self.v_dim * KV_BYTES[self.v_dtype]
+        per_head = kv_row_bytes(self.k_dtype, self.k_dim) + kv_row_bytes(self.v_dtype, self.v_dim)
         return len(self.layers) * self.heads * per_head
 
     @property
@@ -76,7 +95,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     max_total_context: int | None = None  # bound on the sum over slices of start + n
     block_size: int = BLOCK_TOKENS
     dtypes: tuple[str, ...] = ("f32",)  # arithmetic
-    kv_dtypes: tuple[str, ...] = ("f16", "f32")
+    kv_dtypes: tuple[str, ...] = KV_TYPES
     weight_formats: tuple[str, ...] = ()  # DType names
     invariant: bool = False  # output bits independent of batch, chunk and threads
     speculation: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from spola.core.errors import ConfigError, ModelError
-from spola.core.runner import KV_BYTES, KvGroup
+from spola.core.runner import KV_TYPES, KvGroup
 from spola.spec.decoder import Attention, DecoderSpec, LatentAttention
 
 __all__ = ["kv_groups"]
@@ -19,8 +19,8 @@ def kv_groups(spec: DecoderSpec, k_dtype: str = "f16", v_dtype: str = "f16") -> 
     Raises ConfigError for an unknown KV type, ModelError for an attention part that has no cache layout.
     """
     for dtype in (k_dtype, v_dtype):
-        if dtype not in KV_BYTES:
-            raise ConfigError(f"KV type {dtype!r}: use one of {', '.join(KV_BYTES)}")
+        if dtype not in KV_TYPES:
+            raise ConfigError(f"KV type {dtype!r}: use one of {', '.join(KV_TYPES)}")
     members: dict[tuple[int, int, int, _Kind, int], list[int]] = {}
     for index, layer in enumerate(spec.layers):
         match layer.attention:

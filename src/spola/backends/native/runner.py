@@ -22,7 +22,7 @@ from spola.backends.shapes import StepError, outside_ids
 from spola.core import flags
 from spola.core.dtype import BY_NAME, nbytes
 from spola.core.errors import CapacityError, ConfigError, ModelError
-from spola.core.runner import KV_BYTES, Capabilities, KvGroup, RunnerConfig, Tensor
+from spola.core.runner import Capabilities, KvGroup, RunnerConfig, Tensor
 from spola.core.step import RequestState, SliceOutput, Step, StepOutput, TokenLogprob, Want
 from spola.spec.decoder import DecoderSpec
 from spola.spec.manifest import TensorInfo, manifest
@@ -30,6 +30,7 @@ from spola.spec.manifest import TensorInfo, manifest
 __all__ = ["NativeRunner"]
 
 _WANTS: dict[Want, int] = {"sample": 0, "score": 1, "embed_last": 2, "embed_mean": 3, "logits": 4}
+_KV_TYPES = {"f32": 0, "f16": 1, "int8": 2}  # kernels/attention.h: KvType
 _TILE_ROWS = 16
 _MATRIX_ROLES = ("embedding", "positions", "linear", "router", "head")
 
@@ -216,8 +217,8 @@ def _check_group(group: KvGroup) -> None:
     if group.kind == "latent":
         raise ModelError("the native backend does not have latent KV groups yet")
     for dtype in (group.k_dtype, group.v_dtype):
-        if dtype not in KV_BYTES:
-            raise ConfigError(f"KV type {dtype!r}: use one of {', '.join(KV_BYTES)}")
+        if dtype not in _KV_TYPES:
+            raise ConfigError(f"KV type {dtype!r}: use one of {', '.join(_KV_TYPES)}")
 
 
 def _make_decoder(spec: DecoderSpec, config: RunnerConfig) -> _native.Decoder:
@@ -260,8 +261,8 @@ def _add_group(decoder: _native.Decoder, group: KvGroup, blocks: int) -> None:
             k_dim=group.k_dim,
             v_dim=group.v_dim,
             window=group.window,
-            k_f16=group.k_dtype == "f16",
-            v_f16=group.v_dtype == "f16",
+            k_type=_KV_TYPES[group.k_dtype],
+            v_type=_KV_TYPES[group.v_dtype],
             blocks=blocks,
         )
     except ValueError as error:

@@ -126,7 +126,8 @@ class F32Maths:
             low = 0 if a.window is None else max(0, int(seen[0]) - a.window + 1)
             low_block, end = low // BLOCK_TOKENS, int(seen[-1]) + 1
             table = batch.tables[group][index, low_block : -(-end // BLOCK_TOKENS)]
-            k, v = (_in_order(x, low - low_block * BLOCK_TOKENS, end - low) for x in cache.read(layer, table))
+            start = low - low_block * BLOCK_TOKENS
+            k, v = (_in_order(x.decoded(), start, end - low) for x in cache.read(layer, table))
             at = np.arange(low, end)
             valid = at <= seen[:, None]
             if a.window is not None:

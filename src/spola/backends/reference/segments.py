@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spola.backends.reference.arrays import F32, Accumulator, Bool, Ints, cephes_exp, fma, sum16
+from spola.backends.reference.arrays import F32, F64, Accumulator, Bool, Ints, cephes_exp, fma, sum16
 from spola.backends.reference.batch import Batch
-from spola.backends.reference.cache import KvCache
-from spola.core.runner import BLOCK_TOKENS, SEGMENT_TOKENS
+from spola.backends.reference.cache import Cached, KvCache
+from spola.core.runner import BLOCK_TOKENS, KV_GROUP, SEGMENT_TOKENS
 from spola.spec.decoder import Attention
 
 __all__ = ["attend"]
@@ -110,23 +110,37 @@ class _Walk:
         e = np.where(lanes, cephes_exp(scores - m[..., None]), np.float32(0))
         return _Partial(m, fma(part.l, corr, sum16(e)), _weigh(part.o * corr[..., None], e, v, valid))
 
-    def _scores(self, rows: Ints, k: F32) -> F32:
+    def _scores(self, rows: Ints, k: Cached) -> F32:
         """q.k of ``rows`` against one block, k [n, kv heads, 32, k_dim]: [n, kv heads, repeat, 32]."""
-        by_dim = np.moveaxis(k, 3, 0)[:, :, :, None, :].astype(np.float64)
-        shape = (len(rows), self.a.kv_heads, self.a.heads // self.a.kv_heads, BLOCK_TOKENS)
-        total = Accumulator(np.zeros(shape, np.float32))
-        for q, column in zip(self.q[:, rows], by_dim, strict=True):
-            total.add(q * column)
+        by_dim = np.moveaxis(k.values, 3, 0)[:, :, :, None, :].astype(np.float64)
+        q = self.q[:, rows]
+        if k.scale is None:
+            return self._dot(q, by_dim)
+        scores: F32 = np.float32(0)  # type: ignore[assignment]
+        for g, at in enumerate(range(0, len(q), KV_GROUP)):
+            group = self._dot(q[at : at + KV_GROUP], by_dim[at : at + KV_GROUP])
+            scores = fma(k.scale[:, :, None, :, g], group, scores)
+        return scores
+
+    def _dot(self, q: F64, k: F64) -> F32:
+        """Sums over the first axis, ascending, from +0; q [d, n, kv heads, repeat, 1], k [d, n, kv heads, 1, 32]."""
+        total = Accumulator(np.zeros((*q.shape[1:-1], BLOCK_TOKENS), np.float32))
+        for x, column in zip(q, k, strict=True):
+            total.add(x * column)
         return total.value
 
 
-def _weigh(o: F32, e: F32, v: F32, valid: Bool) -> F32:
+def _weigh(o: F32, e: F32, v: Cached, valid: Bool) -> F32:
     """o += e_t * v_t over ascending t; v [n, kv heads, 32, v_dim]. A lane that is not valid adds +0."""
-    known = np.where(valid[:, None, :, None], v, np.float32(0))
+    lanes = valid[:, None, :, None]
+    known = np.where(lanes, v.values, np.float32(0))
     by_time = np.moveaxis(known, 2, 0)[:, :, :, None, :].astype(np.float64)
-    weights = np.moveaxis(e, 3, 0)[..., None].astype(np.float64)
+    weights = np.moveaxis(e, 3, 0)[..., None]
+    if v.scale is not None:  # scales go into the weights, each rounded once
+        scale = np.repeat(np.where(lanes, v.scale, np.float32(0)), KV_GROUP, axis=-1)
+        weights = weights * np.moveaxis(scale[..., : o.shape[-1]], 2, 0)[:, :, :, None, :]
     total = Accumulator(o)
-    for weight, row in zip(weights, by_time, strict=True):
+    for weight, row in zip(weights.astype(np.float64), by_time, strict=True):
         total.add(weight * row)
     return total.value
 
