@@ -31,7 +31,7 @@ def same(bench, got: Outcome, want: Outcome) -> None:
     assert got.scores == pytest.approx(want.scores, abs=2e-3)
 
 
-@pytest.mark.parametrize("kv", ["f16", "f32"])
+@pytest.mark.parametrize("kv", ["f16", "f32,int8", "int8,f32"])
 def test_alone_or_together_in_any_chunks(bench, kv: str) -> None:
     alone = [bench.load(TINY, kv=kv).alone(job) for job in JOBS]
     driver = bench.load(TINY, kv=kv, seed=1)
@@ -55,18 +55,20 @@ def test_other_weights_are_as_invariant(bench, dtype: str) -> None:
         same(bench, got, want)
 
 
-def test_the_order_of_blocks_does_not_matter(bench) -> None:
+@pytest.mark.parametrize("kv", ["f16", "int8"])
+def test_the_order_of_blocks_does_not_matter(bench, kv: str) -> None:
     job = JOBS[6]
-    want = bench.load(TINY, blocks=12, seed=5).alone(job)
+    want = bench.load(TINY, blocks=12, seed=5, kv=kv).alone(job)
     for seed in (6, 7):
-        same(bench, bench.load(TINY, blocks=40, seed=seed).alone(job), want)
+        same(bench, bench.load(TINY, blocks=40, seed=seed, kv=kv).alone(job), want)
 
 
-def test_a_preempted_request_goes_on_as_it_was(bench) -> None:
+@pytest.mark.parametrize("kv", ["f16", "int8"])
+def test_a_preempted_request_goes_on_as_it_was(bench, kv: str) -> None:
     job = Job(PROMPTS[4], 10, greedy(temperature=0.7, frequency_penalty=1.0, repetition_penalty=1.2), seed=9)
-    want = bench.load(TINY).alone(job)
+    want = bench.load(TINY, kv=kv).alone(job)
     for after in (1, 5):
-        same(bench, bench.load(TINY).preempted(job, after), want)
+        same(bench, bench.load(TINY, kv=kv).preempted(job, after), want)
 
 
 def test_scores_and_vectors_in_any_chunks(bench) -> None:
@@ -98,8 +100,9 @@ def test_scores_are_the_log_softmax_of_the_logits(bench) -> None:
     assert driver.alone(Job(PROMPTS[4], want="score")).scores == pytest.approx(want.tolist(), abs=2e-5)
 
 
-def test_right_drafts_are_taken_and_wrong_ones_are_not(bench) -> None:
-    driver = bench.load(TINY)
+@pytest.mark.parametrize("kv", ["f16", "int8"])
+def test_right_drafts_are_taken_and_wrong_ones_are_not(bench, kv: str) -> None:
+    driver = bench.load(TINY, kv=kv)
     if not driver.runner.capabilities.speculation:
         pytest.skip("this runner takes no drafts")
     for params in (greedy(), greedy(temperature=0.9, frequency_penalty=0.7, repetition_penalty=1.3)):
@@ -122,9 +125,10 @@ def test_a_recorded_step_replays_to_the_same(bench) -> None:
         assert again.runner.execute(decode_step(encode_step(step))).slices == want.slices
 
 
-def test_a_copied_block_continues_like_its_source(bench) -> None:
+@pytest.mark.parametrize("kv", ["f16", "int8", "f32,int8"])
+def test_a_copied_block_continues_like_its_source(bench, kv: str) -> None:
     """Two requests share a full block and the copy of a partial one, as a prefix hit does."""
-    driver = bench.load(TINY)
+    driver = bench.load(TINY, kv=kv)
     prompt = PROMPTS[4][:50]
     want = driver.alone(Job([*prompt, 7], 1))
 
@@ -147,9 +151,10 @@ def test_a_copied_block_continues_like_its_source(bench) -> None:
         assert list(got.logprobs) == want.logprobs
 
 
-def test_a_zeroed_block_is_read_as_zeros(bench) -> None:
+@pytest.mark.parametrize("kv", ["f16", "int8"])
+def test_a_zeroed_block_is_read_as_zeros(bench, kv: str) -> None:
     """A context whose K and V were cleared gives the mean of nothing: not what the tokens gave."""
-    driver = bench.load(TINY)
+    driver = bench.load(TINY, kv=kv)
     ids = PROMPTS[1]
     want = driver.alone(Job([*ids, 5], 1))
     state = RequestState(200, 0, 0, pack_ids([*ids, 5]), 32, greedy())

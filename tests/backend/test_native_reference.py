@@ -51,7 +51,8 @@ class Model:
         return [known[info.name] for info in manifest(self.spec)]
 
     def run(self, runner, jobs=JOBS, chunk: int = 16, kv: str = "f16", **config):
-        groups = kv_groups(self.spec, kv, kv)
+        k, _, v = kv.partition(",")
+        groups = kv_groups(self.spec, k, v or k)
         config = replace_config(self.base.config(**config), groups)
         runner.load(self.spec, self.tensors(), config)
         if not hasattr(runner, "poison"):
@@ -103,11 +104,18 @@ def test_types_mixed_within_a_layer() -> None:
         {"rope_factors": True, "head_dim": 32},
     ],
 )
-def test_shapes(changes: dict) -> None:
-    compare(Model(replace(Tiny(seed=3), **changes)))
+@pytest.mark.parametrize("kv", ["f16", "int8"])
+def test_shapes(changes: dict, kv: str) -> None:
+    compare(Model(replace(Tiny(seed=3), **changes)), kv=kv)
 
 
-@pytest.mark.parametrize("kv", ["f16", "f32"])
+@pytest.mark.parametrize(("k_dim", "v_dim"), [(1, 1), (7, 3), (31, 33), (34, 63), (65, 96), (72, 40)])
+def test_int8_of_any_head_size(k_dim: int, v_dim: int) -> None:
+    model = Model(Tiny(seed=6, layers=1), k_dim=k_dim, v_dim=v_dim, positions=NoPositions())
+    compare(model, kv="int8")
+
+
+@pytest.mark.parametrize("kv", ["f16", "f32", "int8", "int8,f32", "f16,int8"])
 def test_contexts_of_several_segments(kv: str) -> None:
     model = Model(Tiny(seed=4, layers=1))
     long = [Job([*TOKENS, *TOKENS][:530], 4, greedy()), Job(TOKENS[:256], 2, greedy())]

@@ -46,6 +46,11 @@ def alone() -> list[tuple]:
     return bits([load().alone(job) for job in JOBS])
 
 
+@pytest.fixture(scope="module")
+def alone_int8() -> list[tuple]:
+    return bits([load(kv="int8").alone(job) for job in JOBS])
+
+
 def until_all_worked(driver: Driver, names: tuple[str, ...], jobs: list[Job], alone: list[tuple]) -> None:
     """Run ``jobs`` until every worker has done work of every kind in ``names``; equal bits each time.
 
@@ -67,6 +72,11 @@ def test_any_number_of_threads_gives_equal_bits(threads: int, alone: list[tuple]
     until_all_worked(driver, ("tiles", "segments", "rows"), JOBS, alone)
     assert max(len(step.slices) for step in driver.steps) == 8
     assert any({piece.n == 1 for piece in step.slices} == {True, False} for step in driver.steps)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 16])
+def test_an_int8_cache_on_any_number_of_threads(threads: int, alone_int8: list[tuple]) -> None:
+    assert bits(load(threads=threads, kv="int8").run(JOBS, 64)) == alone_int8
 
 
 @pytest.mark.parametrize("threads", [2, 7])
@@ -112,17 +122,17 @@ sys.path.insert(0, {tests!r})
 from support.tiny import Tiny, TinyModel
 model = TinyModel(msgspec.convert(msgspec.json.decode({tiny!r}), Tiny))
 runner = NativeRunner()
-runner.load(model.spec, model, model.config(blocks=80, threads={threads}))
+runner.load(model.spec, model, model.config(blocks=80, threads={threads}, kv={kv!r}))
 steps = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=list[bytes])
 outputs = [runner.execute(decode_step(step)).slices for step in steps]
 sys.stdout.buffer.write(msgspec.msgpack.encode([runner.isa, outputs]))
 """
 
 
-def replay(driver: Driver, threads: int, **environ: str) -> tuple[str, list]:
+def replay(driver: Driver, threads: int, kv: str, **environ: str) -> tuple[str, list]:
     """Run the recorded steps of ``driver`` in another process; its instruction set and its outputs."""
     tests = str(Path(__file__).parents[1])
-    code = REPLAY.format(tests=tests, tiny=msgspec.json.encode(TINY), threads=threads)
+    code = REPLAY.format(tests=tests, tiny=msgspec.json.encode(TINY), threads=threads, kv=kv)
     done = subprocess.run(
         [sys.executable, "-c", code],
         input=msgspec.msgpack.encode([encode_step(step) for step in driver.steps]),
@@ -137,14 +147,15 @@ def plain(outputs: list[StepOutput]) -> list:
     return msgspec.msgpack.decode(msgspec.msgpack.encode([out.slices for out in outputs]))
 
 
+@pytest.mark.parametrize("kv", ["f16", "int8,f16", "f32,int8"])
 @pytest.mark.parametrize("isa", instruction_sets().compiled)
-def test_recorded_steps_replay_to_equal_bits_elsewhere(isa: str) -> None:
+def test_recorded_steps_replay_to_equal_bits_elsewhere(isa: str, kv: str) -> None:
     if isa not in instruction_sets().usable:
         pytest.skip(f"this processor has no {isa}")
-    driver = load(threads=2)
+    driver = load(threads=2, kv=kv)
     driver.run(JOBS[1:5], 32)
     assert decode_step(encode_step(driver.steps[0])) == driver.steps[0]
-    chosen, outputs = replay(driver, 3, SPOLA_ISA=isa)
+    chosen, outputs = replay(driver, 3, kv, SPOLA_ISA=isa)
     assert chosen == isa
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(outputs)) == plain(driver.outputs)
 

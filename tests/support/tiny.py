@@ -100,9 +100,9 @@ class TinyModel:
         return iter(self.tensors)
 
     def config(self, *, blocks: int = 64, **changes: Any) -> RunnerConfig:
-        """What to load the model with; ``kv`` sets the type of K and V."""
-        kv = changes.pop("kv", "f16")
-        groups = kv_groups(self.spec, kv, kv)
+        """What to load the model with; ``kv`` sets the type of K and V, or of each: "int8,f16"."""
+        k, _, v = changes.pop("kv", "f16").partition(",")
+        groups = kv_groups(self.spec, k, v or k)
         defaults = {"max_step_tokens": 4096, "max_seqs": 64, "max_model_len": self.tiny.context}
         return RunnerConfig(kv_groups=groups, kv_blocks=(blocks,) * len(groups), **(defaults | changes))
 

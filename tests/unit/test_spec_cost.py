@@ -61,6 +61,11 @@ def test_kv_bytes() -> None:
     assert cost.kv_bytes_per_token(kv_groups(SMOL)) == 23_040
     assert cost.kv_bytes_per_token(kv_groups(SMOL, "f32", "f32")) == 46_080
     assert cost.kv_bytes_per_token(kv_groups(SMOL, "f32", "f16")) == 34_560
+    # One byte, and an f16 scale for each 32 dimensions, also where the last of these are fewer.
+    assert cost.kv_bytes_per_token(kv_groups(SMOL, "int8", "int8")) == 180 * (64 + 4)
+    assert cost.kv_bytes_per_token(kv_groups(SMOL, "int8", "f16")) == 90 * (68 + 128)
+    odd = replace(SMOL, layers=(replace(LAYER, attention=replace(ATTENTION, k_dim=33, v_dim=31)),))
+    assert cost.kv_bytes_per_token(kv_groups(odd, "int8", "int8")) == 3 * (33 + 4 + 31 + 2)
     with pytest.raises(ConfigError, match="KV type 'q3'"):
         kv_groups(SMOL, "q3")
 

@@ -62,8 +62,9 @@ struct Attention {
     const float* q[N];
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) q[n] = queries[n].q;
-    size_t scales = (static_cast<size_t>(k_dim) * kBlock + at * 2);
-    for (long from = 0; from < k_dim; from += step, scales += kBlock * 2) {
+    size_t scales = static_cast<size_t>(k_dim) * kBlock + at * 2;
+    long from = 0;
+    do {
       const long to = from + step < k_dim ? from + step : k_dim;
       F acc[N][P];
 #pragma GCC unroll 16
@@ -90,17 +91,22 @@ struct Attention {
 #pragma GCC unroll 16
         for (int n = 0; n < N; ++n) {
           float* to_s = s[n] + at + W * p;
-          if constexpr (kScaled) acc[n][p] = V::fma(scale, acc[n][p], from == 0 ? V::zero() : V::load(to_s));
+          if constexpr (kScaled) acc[n][p] = V::fma(scale, acc[n][p], V::load(to_s));
           V::store(to_s, acc[n][p]);
         }
       }
-    }
+      from += step;
+      scales += kBlock * 2;
+    } while (from < k_dim);
   }
 
   template <int N, KvType T>
   static void scores(const Query* queries, int k_dim, const uint8_t* k, const uint8_t* ahead,
                      float (*s)[kBlock]) {
     constexpr int P = N * (kBlock / W) <= V::kAccumulators ? kBlock / W : 2;
+    if constexpr (T == KvType::kI8) {
+      for (int i = 0; i < N * kBlock; i += W) V::store(s[0] + i, V::zero());
+    }
     for (int at = 0; at < kBlock; at += P * W) scores_at<N, P, T>(queries, k_dim, k, at, ahead, s);
   }
 
@@ -281,15 +287,15 @@ struct Attention {
     const uint8_t* k = prefetch ? a.k[b + 1] : nullptr;
     const uint8_t* v = prefetch ? a.v[b + 1] : nullptr;
     switch (a.k_type) {
-      case KvType::kF32: scores<N, KvType::kF32>(queries, a.k_dim, a.k[b], k, s); break;
       case KvType::kF16: scores<N, KvType::kF16>(queries, a.k_dim, a.k[b], k, s); break;
       case KvType::kI8: scores<N, KvType::kI8>(queries, a.k_dim, a.k[b], k, s); break;
+      default: scores<N, KvType::kF32>(queries, a.k_dim, a.k[b], k, s);
     }
     soften<N>(queries, a.softcap, b == 0, s, corr);
     switch (a.v_type) {
-      case KvType::kF32: weigh<N, KvType::kF32>(queries, a.v[b], a.v_dim, s, corr, v); break;
       case KvType::kF16: weigh<N, KvType::kF16>(queries, a.v[b], a.v_dim, s, corr, v); break;
       case KvType::kI8: weigh<N, KvType::kI8>(queries, a.v[b], a.v_dim, s, corr, v); break;
+      default: weigh<N, KvType::kF32>(queries, a.v[b], a.v_dim, s, corr, v);
     }
   }
 

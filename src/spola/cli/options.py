@@ -49,7 +49,11 @@ _ENGINE: tuple[_Decorator, ...] = (
         help="Quantize F32, F16 and BF16 weights to this type while they are loaded.",
     ),
     click.option(
-        "--kv-dtype", default="f16", show_default=True, metavar="K[,V]", help="Types of cached K and V."
+        "--kv-dtype",
+        default="f16",
+        show_default=True,
+        metavar="K[,V]",
+        help="Types of cached K and V: f16, f32 or int8, one for both or one each.",
     ),
     click.option(
         "--kv-memory",

@@ -123,7 +123,7 @@ class _Walk:
         return scores
 
     def _dot(self, q: F64, k: F64) -> F32:
-        """Sums over the first axis, ascending, from +0; q [d, n, kv heads, repeat, 1], k [d, n, kv heads, 1, 32]."""
+        """Sums over the first axis, ascending from +0; q [d, n, heads, repeat, 1], k [d, n, heads, 1, 32]."""
         total = Accumulator(np.zeros((*q.shape[1:-1], BLOCK_TOKENS), np.float32))
         for x, column in zip(q, k, strict=True):
             total.add(x * column)
