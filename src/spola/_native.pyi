@@ -39,8 +39,8 @@ class Decoder:
         k_dim: int,
         v_dim: int,
         window: int,
-        k_f16: bool,
-        v_f16: bool,
+        k_type: int,
+        v_type: int,
         blocks: int,
     ) -> int: ...
     def embed(self, matrix: int, scale: float, positions: int, offset: int) -> None: ...
