@@ -256,7 +256,7 @@ def test_settings_reach_the_engine(running: Running) -> None:
 def test_a_timeout_ends_in_an_error(running: Running) -> None:
     running.parrot.delay = 0.02
     status, answer = running.post("/v1/chat/completions", {**CHAT, "timeout": 0.05, "ignore_eos": True})
-    assert (status, answer["error"]["type"]) == (500, "server_error")
+    assert (status, answer["error"]["type"]) == (503, "server_error")
     assert "deadline" in answer["error"]["message"]
 
 

@@ -166,7 +166,8 @@ def test_a_deadline_ends_a_request_wherever_it_is(steps):
     rig.finish()
     final = rig.results[1].finals[0]
     said = len(rig.results[1].ids)
-    assert (final.finish_reason, final.error) == ("error", f"the deadline passed after {said} tokens")
+    late = "" if steps else ", before its turn came"
+    assert (final.finish_reason, final.error) == ("error", f"the deadline passed after {said} tokens{late}")
     assert rig.results[2].finals[0].error.startswith("the deadline passed")
     assert rig.results[3].reason in ("stop", "length")
     assert rig.scheduler.kv.pools[0].used == 0
@@ -182,3 +183,25 @@ def test_a_deadline_in_flight_waits_for_its_step():
     (event,) = s.commit(step, rig.runner.execute(step))
     assert event.error == "the deadline passed after 0 tokens"
     assert event.ids == ()
+
+
+def test_shares_follow_weights():
+    rig = Rig(seqs=1)
+    for i in range(30):
+        rig.add(request(100 + i, 4, 4, key="heavy", weight=3.0, ignore_eos=True))
+        rig.add(request(200 + i, 4, 4, key="light", ignore_eos=True))
+    rig.finish()
+    order = begun(rig)[:20]
+    assert sum(i < 200 for i in order) == pytest.approx(15, abs=1)
+
+
+def test_what_has_not_begun_in_time_ends_and_what_has_goes_on():
+    rig = Rig(seqs=1)
+    rig.add(request(1, 4, 30, ignore_eos=True, start_by_s=3.0))
+    rig.add(request(2, 4, 30, ignore_eos=True, start_by_s=3.0))
+    rig.finish()
+    (first,), (second,) = rig.results[1].finals, rig.results[2].finals
+    assert (first.finish_reason, first.late) == ("length", False)
+    assert (second.finish_reason, second.late) == ("error", True)
+    assert second.error == "the deadline passed after 0 tokens, before its turn came"
+    assert second.summary.finished_s < first.summary.finished_s

@@ -24,7 +24,7 @@ def command(as_json: bool) -> None:
             "name": flag.name,
             "type": flag.kind.__name__,
             "default": flag.default,
-            "value": flags.read(flag.name),
+            "value": _value(flag),
             "set": flag.name in os.environ,
             "choices": [choice for choice in flag.choices if choice],
             "doc": flag.doc,
@@ -39,6 +39,11 @@ def command(as_json: bool) -> None:
         choices = f" ({', '.join(row['choices'])})" if row["choices"] else ""
         click.echo(f"{mark} {row['name']:<18} {_show(row['value']):<8} {row['doc']}{choices}")
     click.echo("* = set in the environment")
+
+
+def _value(flag: flags.Flag) -> object:
+    value = flags.read(flag.name)
+    return "(hidden)" if flag.secret and value else value
 
 
 def _show(value: object) -> str:

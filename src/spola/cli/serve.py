@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
 
 import click
 
 from spola.cli.options import (
+    as_usage,
     batching_options,
     describe,
     engine_options,
@@ -17,13 +20,75 @@ from spola.cli.options import (
     trace_failed,
     trace_option,
 )
-from spola.cli.output import emit_json, json_option, note
+from spola.cli.output import emit_json, json_option, note, printable
+from spola.core import flags
 from spola.load.resolve import resolve_model
 from spola.runtime.build import build_service
 from spola.runtime.service import Service
+from spola.server.keys import read_keys
+from spola.server.log import Log, LogFormat, logger
+from spola.server.options import ServerOptions
 from spola.server.serve import bind, check_host, serve
 
 __all__ = ["command"]
+
+_Decorator = Callable[[Any], Any]
+_SECONDS = click.FloatRange(0, min_open=True)
+
+_SERVER: tuple[_Decorator, ...] = (
+    click.option(
+        "--keys",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="API keys with weights and limits, as TOML; SPOLA_API_KEY takes plain secrets.",
+    ),
+    click.option(
+        "--no-auth", is_flag=True, help="Allow a --host that other machines can reach, without keys."
+    ),
+    click.option(
+        "--strict", is_flag=True, help="Refuse requests with fields that nobody knows, instead of saying so."
+    ),
+    click.option(
+        "--cors-origin",
+        multiple=True,
+        metavar="URL",
+        help="Let web pages of this origin call; * is any. Repeatable; default: none.",
+    ),
+    click.option(
+        "--max-queue",
+        default=512,
+        show_default=True,
+        type=click.IntRange(0),
+        help="Choices that may wait beside those that run; more are refused with 429.",
+    ),
+    click.option(
+        "--queue-timeout", type=_SECONDS, metavar="S", help="Give up on what waits longer, with 503."
+    ),
+    click.option(
+        "--request-timeout", type=_SECONDS, metavar="S", help="Give up on what takes longer, with 503."
+    ),
+    click.option(
+        "--drain-timeout",
+        default=8.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        metavar="S",
+        help="How long running answers may go on after a signal to stop.",
+    ),
+    click.option(
+        "--log-format",
+        type=click.Choice(get_args(LogFormat)),
+        default="text",
+        show_default=True,
+        help="A line on stderr for every request, or none.",
+    ),
+)
+
+
+def _server_options(command: Any) -> Any:
+    for option in reversed(_SERVER):
+        command = option(command)
+    return command
 
 
 @click.command("serve", epilog="Example: spola serve -m model.gguf --port 8000")
@@ -32,7 +97,12 @@ __all__ = ["command"]
 @click.option(
     "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one."
 )
-@click.option("--served-model-name", metavar="N", help="What clients call the model; default: its own name.")
+@click.option(
+    "--served-model-name",
+    metavar="N",
+    multiple=True,
+    help="What clients call the model; default: its own name. Repeatable.",
+)
 @click.option("--max-seqs", default=32, show_default=True, type=click.IntRange(1), help="Requests at a time.")
 @click.option(
     "--itl-target",
@@ -42,7 +112,7 @@ __all__ = ["command"]
     type=click.FloatRange(0, min_open=True),
     help="Keep the time between two tokens of an answer under this while prompts are read.",
 )
-@click.option("--no-auth", is_flag=True, help="Allow a --host that other machines can reach, without keys.")
+@_server_options
 @batching_options
 @engine_options
 @trace_option
@@ -52,22 +122,28 @@ def command(
     model: str | None,
     host: str,
     port: int,
-    served_model_name: str | None,
+    served_model_name: tuple[str, ...],
     max_seqs: int,
     itl_target: float,
-    no_auth: bool,
     verbose: bool,
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Serve /v1/completions, /v1/chat/completions, /v1/models and /health.
+    """Serve the OpenAI API: /v1/completions, /v1/chat/completions, /v1/models, /health and more.
 
     With --json, one document with the address and what was chosen goes to stdout when requests are taken.
     """
-    check_host(host, no_auth=no_auth)
+    form: LogFormat = given.pop("log_format")
+    server = _read_server(given, host)
     options = read_options(given, trace=given.pop("trace"), max_seqs=max_seqs, itl_target_s=itl_target / 1000)
     where = resolve_model(model)
+    names = tuple(dict.fromkeys(served_model_name)) or (where.name,)
     listener = bind(host, port)
+    say: Callable[[str], None] = note
+    if form == "json":
+
+        def say(line: str) -> None:
+            logger.info("%s", printable(line))
 
     built: list[Service] = []
 
@@ -76,22 +152,41 @@ def command(
         built.append(service)
         service.grammars.warm()  # not while others wait for tokens
         for line in service.notes:
-            note(f"spola: note: {line}")
+            say(f"spola: note: {line}")
         if verbose:
             describe(service.config, service.load_s)
         else:
-            note(in_short(service.config, service.load_s))
+            say(in_short(service.config, service.load_s))
         return service
 
     def ready(url: str, service: Service) -> None:
-        note(f"serving {name} on {url}")
+        say(f"serving {', '.join(names)} on {url}")
         if as_json:
-            emit_json({"url": url, "model": name, "config": service.config})
+            emit_json({"url": url, "model": names[0], "names": names, "config": service.config})
             sys.stdout.flush()
 
-    name = served_model_name or where.name
-    with listener:
-        code = serve(listener, name, build, ready, note)
+    log = Log(form)
+    try:
+        with listener:
+            code = serve(listener, names, build, ready, say, server)
+    finally:
+        log.close()
     for service in built:
         trace_failed(service)
     return code
+
+
+def _read_server(given: dict[str, Any], host: str) -> ServerOptions:
+    """Take the server's own options out of ``given``. Raises ConfigError, UsageError."""
+    keys = read_keys(given.pop("keys"), flags.read("SPOLA_API_KEY"))
+    check_host(host, keys=bool(keys), no_auth=given.pop("no_auth"))
+    with as_usage():
+        return ServerOptions(
+            strict=given.pop("strict"),
+            keys=keys,
+            cors_origins=given.pop("cors_origin"),
+            max_queue=given.pop("max_queue"),
+            queue_timeout_s=given.pop("queue_timeout"),
+            request_timeout_s=given.pop("request_timeout"),
+            drain_s=given.pop("drain_timeout"),
+        )

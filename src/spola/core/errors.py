@@ -41,7 +41,8 @@ class RequestError(SpolaError):
     """One request is wrong; it is refused and nobody else is touched.
 
     ``param`` is the field at fault in the API's words, ``code`` OpenAI's machine-readable code,
-    ``status`` the HTTP status a server answers with.
+    ``status`` the HTTP status a server answers with; ``retry_after`` are seconds after which the same
+    request may be taken.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class RequestError(SpolaError):
         param: str | None = None,
         code: str | None = None,
         status: int = 400,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
         self.status = status
+        self.retry_after = retry_after

@@ -23,6 +23,7 @@ class Flag:
     default: Any
     doc: str
     choices: tuple[str, ...] = ()
+    secret: bool = False  # the value is never shown
 
 
 FLAGS: dict[str, Flag] = {
@@ -37,6 +38,13 @@ FLAGS: dict[str, Flag] = {
             ("", "scalar", "avx2", "avx512vnni", "neon"),
         ),
         Flag("SPOLA_HUGE_PAGES", bool, True, "ask the system for huge pages for weights and KV cache"),
+        Flag(
+            "SPOLA_API_KEY",
+            str,
+            "",
+            "secrets, separated by commas, of which `spola serve` asks for one",
+            secret=True,
+        ),
         Flag("SPOLA_DEBUG", bool, False, "print tracebacks of errors that are one line otherwise"),
     )
 }

@@ -63,7 +63,7 @@ class Event(msgspec.Struct):
     need not be shown). ``scores`` and ``logits`` come in pieces, in order of position, each position once,
     as do ``prompt_logprobs``, from the second prompt token on; ``logits`` is f32[n, V]. ``finish_reason``
     of a score, embed or logits request is "stop" when all is computed. ``error`` is one line, given with
-    the finish reason "error".
+    the finish reason "error"; ``late`` says that a deadline was the reason.
     """
 
     id: int
@@ -76,6 +76,7 @@ class Event(msgspec.Struct):
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
     error: str | None = None
+    late: bool = False
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     summary: Summary | None = None  # with the finish reason
 

@@ -1,7 +1,7 @@
 """Order of service between keys and between priority classes. Numbers only: no queue is kept here.
 
 Between keys: start-time fair queueing (Goyal, Vin, Cheng 1996). A request's tag is the virtual time at which
-its key's earlier requests would have been served, had all keys equal shares; it is set once, at arrival.
+its key's earlier requests would have been served, had all keys shares by weight; it is set once, at arrival.
 Between classes: a waiting request rises by one class for every period that it has waited, up to the best
 class that is there, so that a lower class waits long but not for ever.
 """
@@ -27,7 +27,7 @@ class FairTags:
         self._finish: dict[str, float] = {}
 
     def tag(self, key: str, cost: float) -> float:
-        """The tag of a request of ``key`` that arrives now and will cost ``cost`` tokens."""
+        """The tag of a request of ``key`` that arrives now and will cost ``cost`` tokens over its weight."""
         start = max(self.now, self._finish.get(key, 0.0))
         if len(self._finish) >= MANY_KEYS:
             # A key that is not ahead of virtual time is like one that was never seen.
@@ -71,7 +71,7 @@ class Order:
 
     def arrive(self, request: Request) -> None:
         """Give ``request`` its rank."""
-        tag = self._tags.tag(request.key, cost_of(request))
+        tag = self._tags.tag(request.key, cost_of(request) / request.weight)
         request.rank = Rank(request.priority, tag, self._arrivals)
         self._arrivals += 1
 

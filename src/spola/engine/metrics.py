@@ -7,33 +7,49 @@ Definitions, per request, on the engine's clock:
   bear several. TPOT: (latency - TTFT) / (output tokens - 1), for requests of at least two.
 - A stall is a gap above ``stall_s``.
 
-Percentiles follow ``core.quantiles`` and are of the last 4096 values; counters are of everything.
+Percentiles follow ``core.quantiles`` and are of the last 4096 values; counters and histograms are of
+everything. Prefill time is first admission to first token, decode time first token to the last.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from spola.core.buckets import Buckets
 from spola.core.quantiles import Window
 from spola.core.step import Step
-from spola.engine.events import Event
+from spola.engine.events import Event, Summary
 from spola.engine.report import StepReport
+from spola.engine.stats import Stats
 
 __all__ = ["Metrics"]
 
 TIMES = ("queue_s", "ttft_s", "itl_s", "tpot_s", "latency_s")
+SHORT = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
 class Metrics:
-    """An Observer that adds up. ``seats``: requests that can run at once, for the share of idle ones."""
+    """An Observer that adds up. ``seats``: requests that can run at once, for the share of idle ones.
 
-    def __init__(self, seats: int, *, stall_s: float = 0.1) -> None:
+    ``stats`` are the scheduler's own counters, given on to whoever reads the metrics.
+    """
+
+    def __init__(self, seats: int, *, stall_s: float = 0.1, stats: Stats | None = None) -> None:
         self.seats = seats
         self.stall_s = stall_s
+        self.stats = stats or Stats()
+        self.histograms = {name: Buckets(SHORT if name in ("itl_s", "tpot_s") else LONG) for name in TIMES}
+        self.histograms |= {name: Buckets(LONG) for name in ("prefill_s", "decode_s")}
+        self.histograms |= {name: Buckets(TOKENS) for name in ("prompt_tokens", "output_tokens")}
+        self.histograms["step_s"] = Buckets(SHORT)
         self.times = {name: Window() for name in TIMES}
         self.finished = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self.prompt_tokens = 0  # of finished requests; a prompt shared by choices counts for each
         self.cached_tokens = 0
+        self.asked_tokens = 0  # as prompt_tokens, but a prompt shared by choices counts once
+        self.asked_cached_tokens = 0  # of those, from the prefix cache
         self.output_tokens = 0
         self.preemptions = 0
         self.stalls = 0
@@ -46,14 +62,17 @@ class Metrics:
         self.busy_s = 0.0
         self.idle_seat_s = 0.0  # seconds of steps, times seats that computed nothing in them
         self.waiting = self.running = 0
-        self.kv_used = self.kv_peak = self.kv_blocks = 0
+        self.kv_used = self.kv_peak = self.kv_blocks = self.kv_shared = self.kv_cached = 0
+        self.last_step_s: float | None = None  # when a step last ended, on the engine's clock
         self._last_token: dict[int, float] = {}
 
     def step(self, report: StepReport) -> None:
         if report.step is not None:
             self._batch(report.step, report.elapsed_s)
+            self.last_step_s = report.end_s
         self.waiting, self.running = report.waiting, report.running
         self.kv_used, self.kv_blocks = sum(report.kv_used), sum(report.kv_blocks)
+        self.kv_shared, self.kv_cached = sum(report.kv_shared), sum(report.kv_cached)
         self.kv_peak = max(self.kv_peak, self.kv_used)
         for event in report.events:
             if event.ids:
@@ -104,6 +123,7 @@ class Metrics:
         self.draft_rows += drafts
         self.steps += 1
         self.step_s.add(elapsed_s)
+        self.histograms["step_s"].add(elapsed_s)
         self.prefill_rows.add(prefill)
         self.decode_rows.add(decode)
         self.busy_s += elapsed_s
@@ -116,7 +136,7 @@ class Metrics:
         if before is None:
             return
         gap = now - before
-        self.times["itl_s"].add(gap)
+        self._time("itl_s", gap)
         self.longest_gap_s = max(self.longest_gap_s, gap)
         if gap > self.stall_s:
             self.stalls += 1
@@ -131,9 +151,26 @@ class Metrics:
         self.prompt_tokens += summary.n_prompt
         self.cached_tokens += summary.n_cached
         self.preemptions += summary.preemptions
+        if event.choice == 0:
+            self.asked_tokens += summary.n_prompt
+            self.asked_cached_tokens += summary.n_cached
         for name in ("queue_s", "ttft_s", "tpot_s"):
             value = getattr(summary, name)
             if value is not None:
-                self.times[name].add(value)
+                self._time(name, value)
         if event.finish_reason in ("stop", "length"):
-            self.times["latency_s"].add(summary.latency_s)
+            self._time("latency_s", summary.latency_s)
+            self._lengths(summary)
+
+    def _lengths(self, summary: Summary) -> None:
+        self.histograms["prompt_tokens"].add(summary.n_prompt)
+        self.histograms["output_tokens"].add(summary.n_output)
+        first = summary.first_token_s
+        if first is not None:
+            assert summary.scheduled_s is not None
+            self.histograms["prefill_s"].add(first - summary.scheduled_s)
+            self.histograms["decode_s"].add(summary.finished_s - first)
+
+    def _time(self, name: str, value: float) -> None:
+        self.times[name].add(value)
+        self.histograms[name].add(value)

@@ -48,7 +48,8 @@ class Request:
 
     ``id`` is unique in an engine and never reused; choice i of the n of a request has its own id, and
     ``leader`` is the id of choice 0 for all of them: they share its prompt's blocks. ``key`` is whose request
-    it is: keys get equal shares. ``deadline_s`` ends it with an error, on the clock of ``schedule``.
+    it is: keys get shares in proportion to their ``weight``. ``deadline_s`` ends it with an error, on the
+    clock of ``schedule``; so does ``start_by_s`` if it was never admitted before.
     ``eos_ids`` end the text unless ``params.ignore_eos``; ``params.stop_token_ids`` always do.
     ``head_from`` is, for the wants "score" and "logits", the first position whose head is computed: a
     score request gives the log-probability of every id after it. ``bad_ids`` are sequences that the output
@@ -95,11 +96,13 @@ class Request:
         "scheduled_s",
         "seed",
         "sent",
+        "start_by_s",
         "status",
         "stop_ids",
         "tables",
         "waiting_since",
         "want",
+        "weight",
     )
 
     def __init__(
@@ -116,8 +119,10 @@ class Request:
         adapter: str | None = None,
         priority: int = 0,
         key: str = "",
+        weight: float = 1.0,
         leader: int | None = None,
         deadline_s: float | None = None,
+        start_by_s: float | None = None,
         arrival_s: float = 0.0,
         head_from: int = 0,
         salt: str | None = None,
@@ -144,7 +149,9 @@ class Request:
         self.priority = priority
         self.key = key
         self.leader = leader
+        self.weight = weight
         self.deadline_s = deadline_s
+        self.start_by_s = start_by_s
         self.rank = Rank(priority, 0.0, -1)
         self.head_from = head_from
         self.salt = salt

@@ -44,7 +44,9 @@ def _rank(request: Request) -> Rank:
 
 def _expired(request: Request) -> Event:
     error = f"the deadline passed after {request.n_output} tokens"
-    return Event(request.id, request.choice, finish_reason="error", error=error)
+    if request.scheduled_s is None:
+        error += ", before its turn came"
+    return Event(request.id, request.choice, finish_reason="error", error=error, late=True)
 
 
 class Scheduler:
@@ -201,9 +203,9 @@ class Scheduler:
     def _expire(self, now: float) -> None:
         """End the requests whose deadline has passed."""
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, id = heappop(self._deadlines)
+            at, id = heappop(self._deadlines)
             request = self.requests.get(id)
-            if request is None:
+            if request is None or (request.scheduled_s is not None and at != request.deadline_s):
                 continue
             if request.in_flight:
                 request.expired = True
@@ -223,8 +225,9 @@ class Scheduler:
                 raise ValueError(f"request {request.id} is no choice of request {leader}")
         if leader is not None:
             self._choices.setdefault(leader, set()).add(request.id)
-        if request.deadline_s is not None:
-            heappush(self._deadlines, (request.deadline_s, request.id))
+        for at in (request.deadline_s, request.start_by_s):
+            if at is not None:
+                heappush(self._deadlines, (at, request.id))
 
     def commit(self, step: Step, output: StepOutput) -> list[Event]:
         """Take the outcome of ``step`` in. Raises ValueError if it does not belong to a step in flight."""

@@ -126,7 +126,9 @@ class Job:
             text += choice.stream.finish()
             choice.summary = mail.summary
             choice.stop_id = mail.stop_id
-            if mail.error is not None:
+            if mail.late and mail.error is not None:
+                choice.error = RequestError(mail.error, status=503, code="timeout")
+            elif mail.error is not None:
                 choice.error = _error(mail.error)
             if choice.stream.matched is not None:
                 choice.stop_reason = choice.stream.matched

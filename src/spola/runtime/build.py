@@ -146,7 +146,7 @@ def load_engine(
         if timeline is not None:
             timeline.close()
         raise
-    metrics = Metrics(config.max_seqs, stall_s=config.itl_target_s or STALL_S)
+    metrics = Metrics(config.max_seqs, stall_s=config.itl_target_s or STALL_S, stats=scheduler.stats)
     step_bytes = StepBytes(
         opened.spec, opened.dtypes, config.kv_groups, config.packed_bytes - config.weights_bytes
     )

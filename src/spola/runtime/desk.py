@@ -1,21 +1,53 @@
 """The desk: where the event loop meets the engine thread.
 
 One mailbox for all requests, so that a step of the engine costs one wake-up; a bounded outbox for each, in
-which news that nobody has fetched yet are merged. Abort on the way out is the caller's duty.
+which news that nobody has fetched yet are merged; bounds on how many may be in flight. Abort on the way out
+is the caller's duty.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from spola.core.errors import RequestError
 from spola.core.params import SamplingParams
 from spola.runtime.answer import Delta, Job
 from spola.runtime.loop import AsyncMailbox, Mail
 from spola.runtime.service import Service
 
-__all__ = ["Desk", "Ticket"]
+__all__ = ["Client", "Desk", "Limits", "Ticket"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``live``: choices in flight at once, running or waiting; None: no bound. Times in seconds.
+
+    ``keys`` is how many keys there are: a key always has room for ``live`` / (2 * ``keys``) choices of its
+    own, also when others have filled the queue.
+    """
+
+    live: int | None = None
+    keys: int = 1
+    timeout_s: float | None = None
+    start_within_s: float | None = None
+
+
+class Client(Protocol):
+    """On whose behalf requests are taken: its key in fair queueing, and what it may use."""
+
+    key: str
+    weight: float
+
+    def begin(self) -> None:
+        """A request is about to be queued. Raises RequestError to refuse it."""
+
+    def end(self, jobs: Sequence[Job]) -> None:
+        """Called once for each request; a job that is not ``done`` was left by whoever asked."""
 
 
 class Ticket:
@@ -24,8 +56,9 @@ class Ticket:
     A request of several prompts has several ``jobs``; ``Delta.index`` counts through the choices of all.
     """
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], client: Client | None = None) -> None:
         self.jobs = tuple(jobs)
+        self.client = client
         self._waiting: dict[int, Delta] = {}
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
@@ -76,12 +109,22 @@ class Ticket:
 
 
 class Desk:
-    """Takes requests in on the event loop and hands their news back there."""
+    """Takes requests in on the event loop and hands their news back there.
 
-    def __init__(self, service: Service) -> None:
+    ``for_client`` gives the same desk as one client sees it.
+    """
+
+    def __init__(self, service: Service, limits: Limits = Limits()) -> None:
         self.service = service
-        self._tickets: dict[int, tuple[Ticket, Job, int]] = {}  # by id: and how many choices come before
-        self._mailbox = AsyncMailbox(asyncio.get_running_loop(), self._deliver)
+        self.limits = limits
+        self._client: Client | None = None
+        self._board = _Board(service, asyncio.get_running_loop())
+
+    def for_client(self, client: Client) -> Desk:
+        """This desk, taking requests on behalf of ``client``."""
+        desk = copy.copy(self)
+        desk._client = client
+        return desk
 
     def submit(self, ids: Sequence[int], params: SamplingParams, **how: Any) -> Ticket:
         """Queue a request, as ``Service.submit``. Raises SpolaError when it is refused at once."""
@@ -89,42 +132,125 @@ class Desk:
 
     def submit_all(self, prompts: Sequence[Sequence[int]], params: SamplingParams, **how: Any) -> Ticket:
         """Queue one request of several prompts: all of them or, if one is refused at once, none."""
+        client, limits = self._client, self.limits
+        key = "" if client is None else client.key
+        self._check_room(key, params.n * len(prompts))
         for ids in prompts:
-            self.service.check(ids, params)
+            self.service.check(ids, params)  # before the client pays for it
+        if client is not None:
+            client.begin()
+            how |= {"key": key, "weight": client.weight}
+        how["timeout_s"] = _least(how.get("timeout_s"), limits.timeout_s)
+        how["start_within_s"] = limits.start_within_s
         jobs: list[Job] = []
         try:
-            jobs += (self.service.submit(ids, params, self._mailbox, **how) for ids in prompts)
+            jobs += (self.service.submit(ids, params, self._board.mailbox, **how) for ids in prompts)
         except BaseException:
             for job in jobs:
                 self.service.abort(job)
             raise
-        ticket = Ticket(jobs)
-        for place, job in enumerate(jobs):
-            for id in job.ids:
-                self._tickets[id] = ticket, job, place * params.n
+        ticket = Ticket(jobs, client)
+        self._board.enter(ticket, key)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Nobody waits for ``ticket`` any more: abort what still runs and forget it."""
+        """Nobody waits for ``ticket`` any more: abort what still runs and forget it. Idempotent."""
+        if not self._board.forget(ticket):
+            return
         for job in ticket.jobs:
-            for id in job.ids:
-                self._tickets.pop(id, None)
             if not job.done:
                 self.service.abort(job)
+        if ticket.client is not None:
+            ticket.client.end(ticket.jobs)
 
     @property
     def busy(self) -> bool:
-        return bool(self._tickets)
+        return bool(self._board.places)
+
+    @property
+    def live(self) -> int:
+        """Choices that have not ended."""
+        return self._board.live.total()
+
+    @property
+    def live_since(self) -> float | None:
+        """When the desk, empty before, last took a request, on the service's clock; None: it is empty."""
+        return self._board.live_since if self.live else None
 
     def abort_all(self) -> None:
         """End every request; their tickets hear of it."""
-        self.service.loop.abort(list(self._tickets))
+        self.service.loop.abort(list(self._board.places))
+
+    def _check_room(self, key: str, n: int) -> None:
+        most, live = self.limits.live, self._board.live
+        if most is None or live.total() + n <= most:
+            return
+        if live[key] + n <= most // (2 * self.limits.keys):
+            return
+        seats = self.service.config.max_seqs
+        if n > most:
+            raise RequestError(f"{n} choices are asked for; this server holds {most} at most", param="n")
+        raise RequestError(
+            f"the queue is full: {live.total()} choices are in flight, of which {seats} can run at a time",
+            code="queue_full",
+            status=429,
+            retry_after=self._board.wait_s(seats),
+        )
+
+
+class _Board:
+    """The tickets of one desk, by request id, and how many choices each key has in flight."""
+
+    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        self.places: dict[int, tuple[Ticket, Job, int]] = {}  # by id: and how many choices come before
+        self.live: Counter[str] = Counter()
+        self.live_since: float | None = None
+        self.mailbox = AsyncMailbox(loop, self._deliver)
+        self._service = service
+        self._open: dict[int, str] = {}  # choices that have not ended -> key
+
+    def enter(self, ticket: Ticket, key: str) -> None:
+        if not self._open:
+            self.live_since = self._service.loop.clock()
+        before = 0
+        for job in ticket.jobs:
+            for id in job.ids:
+                self.places[id] = ticket, job, before
+                self._open[id] = key
+            self.live[key] += len(job.ids)
+            before += len(job.ids)
+
+    def forget(self, ticket: Ticket) -> bool:
+        """Whether ``ticket`` was known."""
+        ids = [id for job in ticket.jobs for id in job.ids]
+        known = [self.places.pop(id, None) is not None for id in ids]
+        for id in ids:
+            self._close(id)
+        return any(known)
+
+    def wait_s(self, seats: int) -> int:
+        """About how long until there is room: a round of the requests that run."""
+        latency = self._service.metrics.times["latency_s"].describe()["p50"] or 1.0
+        return max(1, min(60, round(latency / max(1, seats))))
+
+    def _close(self, id: int) -> None:
+        key = self._open.pop(id, None)
+        if key is not None:
+            self.live[key] -= 1
+            if not self.live[key]:
+                del self.live[key]
 
     def _deliver(self, mail: list[Mail]) -> None:
         for piece in mail:
-            found = self._tickets.get(piece.id)
+            found = self.places.get(piece.id)
             if found is not None:
                 ticket, job, before = found
                 delta = job.take(piece)
                 delta.index += before
+                if delta.finish_reason is not None:
+                    self._close(piece.id)
                 ticket.put(delta)
+
+
+def _least(*seconds: float | None) -> float | None:
+    return min((s for s in seconds if s is not None), default=None)

@@ -145,16 +145,18 @@ class Service:
         priority: int = 0,
         cache_salt: str | None = None,
         key: str = "",
+        weight: float = 1.0,
         timeout_s: float | None = None,
         visible: frozenset[int] = frozenset(),
         grammar: Grammar | None = None,
+        start_within_s: float | None = None,
     ) -> Job:
         """Queue ``ids`` with all its choices; their mail goes to ``mailbox``. Lower ``priority`` goes first.
 
-        ``key`` is whose request it is: within a class keys get equal shares. What is not finished after
-        ``timeout_s`` ends with an error. ``visible`` are special ids whose text is part of the answer.
-        ``grammar`` is the compiled form that the answer must have; without one, ``params.structured_outputs``
-        is compiled here, which takes milliseconds.
+        ``key`` is whose request it is: within a class keys get shares by their ``weight``. What is not
+        finished after ``timeout_s`` ends with an error, as does what has not begun after ``start_within_s``.
+        ``visible`` are special ids whose text is part of the answer. ``grammar`` is the compiled form that
+        the answer must have; without one, ``params.structured_outputs`` is compiled here: milliseconds.
         Requests whose ``cache_salt`` differ share nothing in the prefix cache, so that how soon an answer
         begins says nothing about what others have asked. Raises as ``check``.
         """
@@ -182,8 +184,10 @@ class Service:
                 arrival_s=now,
                 salt=cache_salt,
                 key=key,
+                weight=weight,
                 leader=job.ids[0] if params.n > 1 else None,
                 deadline_s=None if timeout_s is None else now + timeout_s,
+                start_by_s=None if start_within_s is None else now + start_within_s,
             )
             for choice in job.choices
         ]

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: one JSON body with four keys, and the right status.
+"""Errors as clients expect them: OpenAI's body with four keys, or that of the protocol a route belongs to.
 
 A wrong request is never a 5xx, which clients would send again. No path, name of a user or traceback gets
 into a body.
@@ -6,8 +6,6 @@ into a body.
 
 from __future__ import annotations
 
-import sys
-import traceback
 from typing import Any
 
 import msgspec
@@ -15,8 +13,27 @@ from starlette.responses import Response
 
 from spola.core import flags
 from spola.core.errors import CapacityError, RequestError, SpolaError
+from spola.server.log import logger
 
-__all__ = ["ApiError", "error_body", "error_response", "from_spola", "internal_error", "json_response"]
+__all__ = [
+    "ApiError",
+    "error_body",
+    "error_response",
+    "from_spola",
+    "internal_error",
+    "json_response",
+    "worded",
+]
+
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -44,27 +61,46 @@ class ApiError(Exception):
 def from_spola(error: SpolaError) -> ApiError:
     """The engine's refusals as HTTP: the request's own fault is 400, anything else the server's."""
     if isinstance(error, RequestError):
-        return ApiError(error.status, str(error), param=error.param, code=error.code)
+        kind, wait = "invalid_request_error", error.retry_after
+        if error.status == 429:
+            kind = "rate_limit_error"
+        elif error.status >= 500:
+            kind, wait = "server_error", wait or 5
+        return ApiError(
+            error.status, str(error), kind=kind, param=error.param, code=error.code, retry_after=wait
+        )
     if isinstance(error, CapacityError):
         return ApiError(400, str(error), param="prompt", code="context_length_exceeded")
     return ApiError(500, str(error), kind="server_error")
 
 
 def internal_error(where: str, error: Exception) -> ApiError:
-    """A bug: told on stderr, with the traceback under SPOLA_DEBUG; the client learns nothing of it."""
-    print(f"spola: internal error in {where}: {type(error).__name__}: {error}", file=sys.stderr)
-    if flags.read("SPOLA_DEBUG"):
-        traceback.print_exception(error)
+    """A bug: told in the log, with the traceback under SPOLA_DEBUG; the client learns nothing of it."""
+    trace = error if flags.read("SPOLA_DEBUG") else None
+    logger.error("internal error in %s: %s: %s", where, type(error).__name__, error, exc_info=trace)
     return ApiError(500, "internal error", kind="server_error")
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
+    """OpenAI's shape."""
     return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
-def error_response(error: ApiError) -> Response:
+def worded(error: ApiError, path: str) -> dict[str, Any]:
+    """The body of ``error`` in the shape of the protocol that ``path`` belongs to."""
+    if path.startswith("/v1/messages"):
+        kind = _ANTHROPIC.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+    if path.startswith("/api/"):  # Ollama
+        return {"error": error.message}
+    return error_body(error)
+
+
+def error_response(error: ApiError, path: str = "") -> Response:
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    return json_response(error_body(error), error.status, headers)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(worded(error, path), error.status, headers)
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

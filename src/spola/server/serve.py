@@ -1,7 +1,7 @@
 """Run the server: bind the port, load the model beside it, leave cleanly on a signal.
 
 The port is taken before any weight is read, so that a second server fails at once. SIGTERM and SIGINT let
-running answers finish for a few seconds, then end them with an error event; a second signal does so now.
+running answers finish for some seconds, then end them with an error event; a second signal does so now.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 
 from spola.core.errors import ConfigError, SpolaError
 from spola.runtime.service import Service
 from spola.server.app import State, create_app
+from spola.server.connections import protocol
+from spola.server.options import ServerOptions
 
 __all__ = ["bind", "check_host", "serve"]
 
-GRACE_S = 5.0
 BACKLOG = 2048
 
 _Build = Callable[[], Service]
@@ -32,9 +34,11 @@ _Ready = Callable[[str, Service], None]
 _Say = Callable[[str], None]
 
 
-def check_host(host: str, *, no_auth: bool) -> None:
+def check_host(host: str, *, keys: bool, no_auth: bool) -> None:
     """Refuse to be reachable from other machines without keys. Raises ConfigError."""
-    if no_auth or host == "localhost":
+    if keys and no_auth:
+        raise ConfigError("--no-auth is for a server without API keys, and there are some; leave one out")
+    if keys or no_auth or host == "localhost":
         return
     try:
         local = ipaddress.ip_address(host).is_loopback
@@ -42,8 +46,8 @@ def check_host(host: str, *, no_auth: bool) -> None:
         local = False
     if not local:
         raise ConfigError(
-            f"--host {host} lets other machines in and there are no API keys yet; use 127.0.0.1, "
-            "or --no-auth if everybody who can reach it may use it"
+            f"--host {host} lets other machines in and there are no API keys; give --keys FILE or "
+            "SPOLA_API_KEY, use 127.0.0.1, or --no-auth if everybody who can reach it may use it"
         )
 
 
@@ -66,14 +70,31 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(listener: socket.socket, name: str, build: _Build, ready: _Ready, say: _Say) -> int:
+def serve(
+    listener: socket.socket,
+    names: Sequence[str],
+    build: _Build,
+    ready: _Ready,
+    say: _Say,
+    options: ServerOptions | None = None,
+) -> int:
     """Serve on ``listener`` until a signal; ``build`` loads the model. Gives the process's exit code.
 
-    ``ready`` is called with the API's address and the service once requests are taken.
+    ``names`` are what clients may call the model. ``ready`` is called with the API's address and the service
+    once requests are taken.
 
     Raises SpolaError when the model cannot be loaded.
     """
-    return asyncio.run(_Running(listener, name, build, ready, say).run())
+    _allow_many_connections()
+    return asyncio.run(_Running(listener, State(names, options), build, ready, say).run())
+
+
+def _allow_many_connections() -> None:
+    """As many open files as this process may have: every connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # some systems name a limit and allow less
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Server(uvicorn.Server):
@@ -85,18 +106,20 @@ class _Server(uvicorn.Server):
 
 
 class _Running:
-    def __init__(self, listener: socket.socket, name: str, build: _Build, ready: _Ready, say: _Say) -> None:
+    def __init__(
+        self, listener: socket.socket, state: State, build: _Build, ready: _Ready, say: _Say
+    ) -> None:
         self._listener = listener
         self._build = build
         self._ready = ready
         self._say = say
-        self._state = State(name)
+        self._state = state
         self._code = 0
         self._failed: SpolaError | None = None
         self._leaving: asyncio.Task[None] | None = None
         config = uvicorn.Config(
             create_app(self._state),
-            http="httptools",
+            http=protocol(state.options),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -157,14 +180,15 @@ class _Running:
                 desk.abort_all()
             self._server.should_exit = True
             return
-        self._say("stopping: running answers have a few seconds; a second signal ends them now")
+        drain = self._state.options.drain_s
+        self._say(f"stopping: running answers have {drain:g} s; a second signal ends them now")
         self._leaving = asyncio.create_task(self._leave())
 
     async def _leave(self) -> None:
         """Let running answers end for a while, then end them."""
         desk = self._state.desk
         assert desk is not None
-        end = asyncio.get_running_loop().time() + GRACE_S
+        end = asyncio.get_running_loop().time() + self._state.options.drain_s
         while desk.busy and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.05)
         desk.abort_all()
