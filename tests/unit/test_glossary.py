@@ -31,6 +31,7 @@ PLAIN = frozenset(
         "--timeout",
     }
     | {"--svg", "--once"}
+    | {"--strict", "--cors-origin", "--drain-timeout", "--request-timeout", "--log-format"}
 )
 
 
