@@ -52,13 +52,15 @@ def serving(
         await http_server.serve(sockets=[listener])
 
     with bind("127.0.0.1", 0) as listener:
-        thread = threading.Thread(target=lambda: asyncio.run(main()))
+        thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
         thread.start()
         ready.wait(10)
-        yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", service, parrot, state)
-        http_server.should_exit = True
-        thread.join(10)
-        service.close()
+        try:
+            yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", service, parrot, state)
+        finally:
+            http_server.should_exit = True
+            thread.join(10)
+            service.close()
 
 
 class Answer:

@@ -28,10 +28,12 @@ from spola.server.errors import ApiError, error_response, from_spola, internal_e
 from spola.server.generate import chat_completions, completions
 from spola.server.ledger import Accounts
 from spola.server.live import live
-from spola.server.web import page_routes
+from spola.server.metrics import CONTENT_TYPE, render
 from spola.server.options import ServerOptions
 from spola.server.shield import Shield
+from spola.server.tokens import detokenize, tokenize
 from spola.server.visit import visit_of
+from spola.server.web import page_routes
 
 __all__ = ["State", "create_app"]
 
@@ -41,6 +43,8 @@ _Endpoint = Callable[[Desk, Terms, Request, bytes], Awaitable[Response]]
 _ENDPOINTS: dict[str, _Endpoint] = {
     "/v1/completions": completions,
     "/v1/chat/completions": chat_completions,
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
 }
 
 
@@ -78,6 +82,11 @@ class State:
         if not self.desk.service.loop.alive:
             raise ApiError(503, "the engine has failed; restart the server", kind="server_error")
         return self.desk
+
+    def metrics(self) -> bytes:
+        """The page for Prometheus; while the model loads, without the engine's part."""
+        services = {} if self.desk is None else {self.names[0]: self.desk.service}
+        return render(services, list(self.accounts.all.values()))
 
     def check_name(self, name: str) -> None:
         """Raise ApiError 404 for a name that no model here has."""
@@ -124,6 +133,9 @@ def create_app(state: State) -> ASGIApp:
     async def engine_live(request: Request) -> Response:
         return await live(state.open_desk().service, request)
 
+    async def metrics(request: Request) -> Response:
+        return Response(await asyncio.to_thread(state.metrics), media_type=CONTENT_TYPE)
+
     def posted(endpoint: _Endpoint) -> _Handler:
         async def handle(request: Request) -> Response:
             desk = state.open_desk()
@@ -145,6 +157,7 @@ def create_app(state: State) -> ASGIApp:
         Route("/health", _answering(health)),
         Route("/ping", _answering(health)),
         Route("/version", _answering(version)),
+        Route("/metrics", _answering(metrics)),
         Route("/v1/models", _answering(models)),
         Route("/v1/models/{name:path}", _answering(model)),
         Route("/v1/engine/live", _answering(engine_live)),
