@@ -13,13 +13,14 @@ from typing import Any
 
 import uvicorn
 
+from spola.runtime.build import build_service
 from spola.runtime.config import Options
 from spola.server.app import State, create_app
 from spola.server.connections import protocol
 from spola.server.options import ServerOptions
 from spola.server.serve import bind
 from support.running import TEXT, Running
-from support.service import parrot_service
+from support.service import Parrot, parrot_service, tiny_file
 
 __all__ = ["Answer", "ask", "serving"]
 
@@ -33,9 +34,15 @@ def serving(
     delay: float = 0.0,
     **engine: Any,
 ) -> Iterator[Running]:
-    """A server with ``server``'s options over a parrot; ``engine`` are fields of Options."""
-    options = Options(backend="null", **{"max_model_len": 256, **engine})
-    service, parrot = parrot_service(folder, TEXT, delay=delay, options=options)
+    """A server with ``server``'s options; ``engine`` are fields of Options.
+
+    A parrot answers, unless ``engine`` names another backend than null.
+    """
+    options = Options(**{"backend": "null", "max_model_len": 256, **engine})
+    if options.backend == "null":
+        service, parrot = parrot_service(folder, TEXT, delay=delay, options=options)
+    else:
+        service, parrot = build_service(str(tiny_file(folder)), options), Parrot()
     state = State(names, server)
     http_server = uvicorn.Server(
         uvicorn.Config(

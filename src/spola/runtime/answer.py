@@ -59,6 +59,7 @@ class Choice:
     error: SpolaError | None = None
     summary: Summary | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    vector: bytes | None = None  # f32[hidden], of an embed request
 
 
 class Job:
@@ -122,6 +123,7 @@ class Job:
         choice.token_ids += mail.ids
         choice.logprobs += mail.logprobs or ()
         choice.prompt_logprobs += mail.prompt_logprobs or ()
+        choice.vector = mail.vector or choice.vector
         if mail.finish_reason is not None:
             text += choice.stream.finish()
             choice.summary = mail.summary

@@ -15,6 +15,7 @@ import msgspec
 from spola.core.errors import RequestError
 from spola.core.guard import Guard
 from spola.core.params import SamplingParams
+from spola.core.step import Want
 from spola.engine.metrics import Metrics
 from spola.engine.request import Request
 from spola.runtime.answer import Job
@@ -150,6 +151,7 @@ class Service:
         visible: frozenset[int] = frozenset(),
         grammar: Grammar | None = None,
         start_within_s: float | None = None,
+        want: Want = "sample",
     ) -> Job:
         """Queue ``ids`` with all its choices; their mail goes to ``mailbox``. Lower ``priority`` goes first.
 
@@ -157,6 +159,7 @@ class Service:
         finished after ``timeout_s`` ends with an error, as does what has not begun after ``start_within_s``.
         ``visible`` are special ids whose text is part of the answer. ``grammar`` is the compiled form that
         the answer must have; without one, ``params.structured_outputs`` is compiled here: milliseconds.
+        ``want`` other than sample gives no text: "embed_last" or "embed_mean" a vector.
         Requests whose ``cache_salt`` differ share nothing in the prefix cache, so that how soon an answer
         begins says nothing about what others have asked. Raises as ``check``.
         """
@@ -178,7 +181,8 @@ class Service:
                 seed=seed,
                 choice=choice.index,
                 eos_ids=self.tokenizer.eos_ids,
-                guard=self._guard(params, visible, grammar),
+                guard=self._guard(params, visible, grammar) if want == "sample" else None,
+                want=want,
                 bad_ids=bad_ids,
                 priority=priority,
                 arrival_s=now,

@@ -24,12 +24,15 @@ from spola.runtime.desk import Desk, Limits
 from spola.runtime.service import Service
 from spola.server.asks import Terms
 from spola.server.body import LARGE, model_of, read_body
+from spola.server.embeddings import embeddings
 from spola.server.errors import ApiError, error_response, from_spola, internal_error, json_response
 from spola.server.generate import chat_completions, completions
 from spola.server.ledger import Accounts
 from spola.server.live import live
+from spola.server.messages import count_tokens, messages
 from spola.server.metrics import CONTENT_TYPE, render
 from spola.server.options import ServerOptions
+from spola.server.responses import responses
 from spola.server.shield import Shield
 from spola.server.tokens import detokenize, tokenize
 from spola.server.visit import visit_of
@@ -43,6 +46,10 @@ _Endpoint = Callable[[Desk, Terms, Request, bytes], Awaitable[Response]]
 _ENDPOINTS: dict[str, _Endpoint] = {
     "/v1/completions": completions,
     "/v1/chat/completions": chat_completions,
+    "/v1/responses": responses,
+    "/v1/messages": messages,
+    "/v1/messages/count_tokens": count_tokens,
+    "/v1/embeddings": embeddings,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -85,7 +86,7 @@ async def _answer(desk: Desk, http: HttpRequest, ask: Ask) -> Response:
     headers = {UNKNOWN_FIELDS: reported(ask.unknown)} if ask.unknown else {}
     ticket = begin(desk, ask)
     if ask.stream:
-        return EventStream(_frames(desk, ticket, ask), headers)
+        return EventStream(_frames(desk, ticket, ask), headers, partial(desk.leave, ticket))
     if not await finished(desk, ticket, http):
         return Response(status_code=499)  # the client has left: nobody reads this
     return json_response(ask.shape.whole(ticket.jobs), headers=headers)

@@ -103,7 +103,7 @@ def _unknown(given: dict[str, Any], kind: type[msgspec.Struct], path: str) -> It
             if value is not None and (path or (name not in NO_EFFECT and name not in REFUSED)):
                 yield path + name[:80]
             continue
-        inner = _NESTED.get(name)
+        inner = _NESTED.get(name) if path or issubclass(kind, CommonRequest) else None
         if inner is None or (name == "function" and not path):
             continue
         for place, item in enumerate(value) if isinstance(value, list) else [(None, value)]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,12 +30,21 @@ async def gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends what ``frames`` yields. ``frames`` is closed, also in mid-wait, when the client leaves."""
+    """Sends what ``frames`` yields. ``frames`` is closed, also in mid-wait, when the client leaves.
+
+    ``leave`` is called at the end in any case, also when the client left before ``frames`` began.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str] | None = None,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
         self.frames = frames
+        self.leave = leave
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -52,6 +61,7 @@ class EventStream(Response):
             for task in (sender, watcher):
                 task.cancel()
             results = await asyncio.gather(sender, watcher, return_exceptions=True)
+            self.leave()
         if isinstance(results[0], Exception) and not isinstance(results[0], (OSError, ClientDisconnect)):
             raise results[0]
 
