@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -14,14 +15,14 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "tools" / "experiments"
 sys.path.insert(0, str(FOLDER))
 
-import peer_report
-import peer_run
-from peer_run import BATCHES, GRID, Job, Place
+peer_report = importlib.import_module("peer_report")
+peer_run = importlib.import_module("peer_run")
+BATCHES, GRID, Job, Place = peer_run.BATCHES, peer_run.GRID, peer_run.Job, peer_run.Place
 
 SPEED = {"spola": 100.0, "llama": 40.0}
 
 
-def sample_of(job: Job, others: float = 0.0) -> dict:
+def sample_of(job, others: float = 0.0) -> dict:
     """Figures that tell where they come from: later rounds are faster by one, flash attention by a tenth."""
     speed = SPEED[job.side] + job.round
     if job.setting:
@@ -38,11 +39,11 @@ def sample_of(job: Job, others: float = 0.0) -> dict:
 
 @pytest.fixture
 def experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """main() with a stub for measuring; ``disturbed`` counts how often its first try of a job is disturbed."""
+    """main() with a stub for measuring, and the jobs measured; the first try of one job is disturbed."""
     module = runpy.run_path(str(FOLDER / "peer.py"))
-    measured: list[Job] = []
+    measured: list = []
 
-    def measure(job: Job, place: Place) -> dict:
+    def measure(job, place) -> dict:
         measured.append(job)
         noisy = job.name == "tg64" and job.round == 2 and measured.count(job) == 1
         return sample_of(job, others=0.7 if noisy else 0.02)

@@ -6,9 +6,9 @@
 
 ``run`` takes the next measurements that are missing and stops after ``--minutes``; call it again until it
 says that nothing is left. Each sample is one process of one side, appended to OUT/samples.jsonl, so that
-nothing is lost when it is stopped. llama.cpp is first scanned over repacking, flash attention and mmap, once each; then
-its best setting for each figure and spola take turns, ``--rounds`` times. ``report`` writes OUT/peer.json and
-OUT/peer.md.
+nothing is lost when it is stopped. llama.cpp is first scanned over repacking, flash attention and mmap, once
+each; then its best setting for each figure and spola take turns, ``--rounds`` times. ``report`` writes
+OUT/peer.json and OUT/peer.md.
 
 A sample says how much of the machine other processes took meanwhile; one beyond ``--most-others`` is measured
 again, and does not count. Files that are missing are made by tools/make_gguf.py. Computes no figure of its
