@@ -19,6 +19,7 @@ def test_continuous_batching_wastes_less_and_keeps_nobody_waiting(tmp_path: Path
     assert main(["-m", model, "-o", str(tmp_path), *options]) == 0
     result = json.loads((tmp_path / "batching.json").read_text())
     a, b = result["a"], result["b"]
+    assert b["fixed"]["queue_ms"]["mean"] > b["static"]["queue_ms"]["mean"]
     for modes in (a, b):
         assert all(modes[mode]["requests"] == 48 for mode in ("static", "dynamic", "continuous"))
     # All present: a dynamic batch is full at once, and is then a static one.

@@ -1,8 +1,10 @@
 """Static, dynamic and continuous batching on the same requests: what each does to throughput and to waiting.
 
 Outputs are log-normal (median 64, sigma 1, at most 512 tokens, fixed seed). (a) All requests are there at the
-start; (b) they arrive as a Poisson process at 0.7 of what continuous batching can do, found in (a). Writes
-batching.json and batching.svg. ``--backend null`` runs in virtual time, in a second.
+start; (b) they arrive as a Poisson process at 0.7 of what continuous batching can do, found in (a). There,
+*fixed* is static batching as in text-books: batches of always the same size, however long they take to fill;
+*static* begins with whoever waits when the engine is empty. Writes batching.json and batching.svg, and keeps
+what they hold of parts that are not measured this time. ``--backend null`` runs in virtual time, in a second.
 
 Time is that of the steps, Python around them included; where nothing can be computed the clock jumps to what
 comes next. The prediction of (a) is continuous batching simulated with the prices that the cost model has
@@ -19,9 +21,9 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,7 +45,10 @@ from spola.runtime.build import load_engine
 from spola.runtime.config import Options
 from spola.runtime.prices import first_prices
 
+Mode = Literal["fixed", "static", "dynamic", "continuous"]
 MODES: tuple[Batching, ...] = ("static", "dynamic", "continuous")
+ARRIVING: tuple[Mode, ...] = ("fixed", *MODES)
+PARTS = ("a", "b", "sizes")
 MOST_TOKENS = 512
 WINDOW_S = 0.2
 LOAD = 0.7
@@ -51,9 +56,12 @@ LOAD = 0.7
 
 @dataclass(frozen=True)
 class Job:
+    """``sent_s`` is when the engine hears of it: later than it arrives if it waits for a fixed batch."""
+
     prompt: list[int]
     tokens: int
     arrival_s: float = 0.0
+    sent_s: float = 0.0
 
 
 def jobs_of(count: int, prompt: int, vocab: int, seed: int) -> list[Job]:
@@ -73,8 +81,14 @@ def poisson(jobs: Sequence[Job], rate: float, seed: int) -> list[Job]:
     rng, now, out = random.Random(seed), 0.0, []
     for job in jobs:
         now += rng.expovariate(rate)
-        out.append(Job(job.prompt, job.tokens, now))
+        out.append(Job(job.prompt, job.tokens, now, now))
     return out
+
+
+def in_batches(jobs: Sequence[Job], size: int) -> list[Job]:
+    """``jobs`` sent ``size`` at a time, when the last of them has arrived."""
+    groups = [jobs[i : i + size] for i in range(0, len(jobs), size)]
+    return [replace(job, sent_s=group[-1].arrival_s) for group in groups for job in group]
 
 
 class Priced(NullRunner):
@@ -120,12 +134,15 @@ class Run:
     figures: dict[str, Any]
     seats: Seats
     duration_s: float
+    summaries: list[Summary]
 
 
 def run(
-    mode: Batching, jobs: Sequence[Job], args: argparse.Namespace, *, seats: int, runner: Runner | None = None
+    mode: Mode, jobs: Sequence[Job], args: argparse.Namespace, *, seats: int, runner: Runner | None = None
 ) -> Run:
     """All ``jobs`` with ``seats`` at a time, in ``mode``."""
+    if mode == "fixed":
+        return run("static", in_batches(jobs, seats), args, seats=seats, runner=runner)
     options = Options(
         backend=args.backend if runner is None else "null",
         threads=args.threads,
@@ -155,12 +172,12 @@ def run(
     )
     metrics, chart = Metrics(seats), Seats(CostModel(first))
     engine.observers = [metrics, chart]
-    waiting = sorted(enumerate(jobs), key=lambda pair: -pair[1].arrival_s)
+    waiting = sorted(enumerate(jobs), key=lambda pair: (-pair[1].sent_s, -pair[0]))
     summaries: list[Summary] = []
     now = 0.0
     try:
         while waiting or engine.has_work:
-            while waiting and waiting[-1][1].arrival_s <= now:
+            while waiting and waiting[-1][1].sent_s <= now:
                 id, job = waiting.pop()
                 params = SamplingParams(temperature=0.0, max_tokens=job.tokens, ignore_eos=True)
                 engine.add(Request(id=id, ids=job.prompt, params=params, arrival_s=job.arrival_s))
@@ -175,17 +192,18 @@ def run(
                 now = _next(now, waiting, scheduler.wake_at)
     finally:
         engine.close()
-    return Run(_figures(summaries, metrics, now), chart, now)
+    idle = metrics.as_dict()["steps"]["idle_seats"]
+    return Run(_figures(summaries, idle, now), chart, now, summaries)
 
 
 def _next(now: float, waiting: Sequence[tuple[int, Job]], due: float | None) -> float:
     """When the next request arrives or a batch begins."""
-    times = [waiting[-1][1].arrival_s] if waiting else []
+    times = [waiting[-1][1].sent_s] if waiting else []
     times += [due] if due is not None else []
     return max(min(times), now + 1e-6)
 
 
-def _figures(summaries: Sequence[Summary], metrics: Metrics, duration: float) -> dict[str, Any]:
+def _figures(summaries: Sequence[Summary], idle: float, duration: float) -> dict[str, Any]:
     def ms(values: Sequence[float | None]) -> dict[str, float | None]:
         found = describe(value * 1e3 for value in values if value is not None)
         return {name: None if value is None else round(value, 3) for name, value in found.items()}
@@ -200,14 +218,14 @@ def _figures(summaries: Sequence[Summary], metrics: Metrics, duration: float) ->
         "ttft_ms": ms([s.ttft_s for s in summaries]),
         "tpot_ms": ms([s.tpot_s for s in summaries]),
         "latency_ms": ms([s.latency_s for s in summaries]),
-        "idle_seats": round(metrics.as_dict()["steps"]["idle_seats"], 4),
+        "idle_seats": round(idle, 4),
     }
 
 
-def experiment(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """The document and the drawing."""
+def experiment(args: argparse.Namespace, result: dict[str, Any]) -> str | None:
+    """Measure ``args.parts`` into ``result``; the drawing, once all are there."""
     jobs = jobs_of(args.requests, args.prompt, args.vocab, args.seed)
-    result: dict[str, Any] = {
+    result |= {
         "model": args.model or "smollm2",
         "backend": args.backend,
         "load_average": round(os.getloadavg()[0], 2),
@@ -216,30 +234,81 @@ def experiment(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         "prompt_tokens": args.prompt,
         "output_tokens": describe([float(job.tokens) for job in jobs]),
         "percentiles": "linear",
-        "a": {},
-        "b": {},
-        "sizes": [],
     }
+    if "a" in args.parts:
+        result["a"] = _all_at_once(jobs, args)
+    if "b" in args.parts:
+        result["rate"] = LOAD * result["a"]["continuous"]["request_s"]
+        result["b"] = _arriving(LOAD * result["a"]["continuous"]["output_tok_s"], args)
+    if "sizes" in args.parts:
+        result["sizes"] = [_size(size, jobs, args) for size in args.sizes]
+    if any(part not in result for part in PARTS):
+        return None
     page = Page(f"Batching: {args.requests} requests, {args.batch} at a time, {result['model']}")
-    at_start = {}
-    for mode in MODES:
-        at_start[mode] = run(mode, jobs, args, seats=args.batch)
-        result["a"][mode] = at_start[mode].figures
-        print(f"(a) {mode}: {at_start[mode].figures['output_tok_s']} tok/s", file=sys.stderr)
-    result["a"]["prediction"] = _prediction(at_start, jobs, args)
-    rate = LOAD * result["a"]["continuous"]["request_s"]
-    result["rate"] = rate
-    for mode in MODES:
-        found = run(mode, poisson(jobs, rate, args.seed + 1), args, seats=args.batch)
-        result["b"][mode] = found.figures
-        print(f"(b) {mode}: p95 latency {found.figures['latency_ms']['p95']} ms", file=sys.stderr)
-    for size in args.sizes:
-        few = [Job(job.prompt, 64) for job in jobs[: 2 * size]]
-        figures = run("continuous", few, args, seats=size).figures
-        tpot, speed = figures["tpot_ms"]["p50"], figures["output_tok_s"]
-        result["sizes"].append({"batch": size, "output_tok_s": speed, "tpot_ms": tpot})
-    _draw(page, result, at_start)
-    return result, page.render()
+    _draw(page, result)
+    return page.render()
+
+
+def _all_at_once(jobs: Sequence[Job], args: argparse.Namespace) -> dict[str, Any]:
+    """(a): modes in turn, ``args.rounds`` times; the run of each whose throughput is the median."""
+    runs: dict[str, list[Run]] = {mode: [] for mode in MODES}
+    for turn in range(args.rounds):
+        for mode in MODES:
+            if turn and mode == "dynamic":
+                continue  # with everybody there a dynamic batch is full at once, and is a static one
+            runs[mode].append(run(mode, jobs, args, seats=args.batch))
+            print(f"(a) {mode}: {runs[mode][-1].figures['output_tok_s']} tok/s", file=sys.stderr)
+    middle = {}
+    for mode, each in runs.items():
+        each.sort(key=lambda one: one.duration_s)
+        middle[mode] = each[len(each) // 2]
+    found: dict[str, Any] = {mode: one.figures for mode, one in middle.items()}
+    found["rounds"] = args.rounds
+    found["spread"] = {
+        mode: [one.figures["output_tok_s"] for one in reversed(each)] for mode, each in runs.items()
+    }
+    found["prediction"] = _prediction(middle, jobs, args)
+    longest = max(middle[mode].duration_s for mode in ("static", "continuous"))
+    found["seats"] = {
+        mode: [[*map(_short, piece)] for piece in _joined(middle[mode].seats.pieces)]
+        for mode in ("static", "continuous")
+    }
+    found["longest_s"] = longest
+    return found
+
+
+def _arriving(tok_s: float, args: argparse.Namespace) -> dict[str, Any]:
+    """(b): ``args.rounds`` seeds of lengths and arrivals at ``tok_s``, modes in turn; figures over all."""
+    runs: dict[str, list[Run]] = {mode: [] for mode in ARRIVING}
+    for seed in range(args.seed, args.seed + args.rounds):
+        jobs = jobs_of(args.requests, args.prompt, args.vocab, seed)
+        arriving = poisson(jobs, tok_s * len(jobs) / sum(job.tokens for job in jobs), seed + 1)
+        for mode in ARRIVING:
+            runs[mode].append(run(mode, arriving, args, seats=args.batch))
+            p95 = runs[mode][-1].figures["latency_ms"]["p95"]
+            print(f"(b) {mode}, seed {seed}: p95 latency {p95} ms", file=sys.stderr)
+    found: dict[str, Any] = {}
+    for mode, each in runs.items():
+        found[mode] = _figures(
+            [summary for one in each for summary in one.summaries],
+            sum(one.figures["idle_seats"] * one.duration_s for one in each)
+            / sum(one.duration_s for one in each),
+            sum(one.duration_s for one in each),
+        )
+        found[mode]["p95_of_seeds"] = [one.figures["latency_ms"]["p95"] for one in each]
+    return found
+
+
+def _short(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _size(size: int, jobs: Sequence[Job], args: argparse.Namespace) -> dict[str, Any]:
+    few = [Job(job.prompt, 64) for job in jobs[: 2 * size]]
+    figures = [run("continuous", few, args, seats=size).figures for _ in range(args.rounds)]
+    figures.sort(key=lambda one: one["output_tok_s"])
+    middle = figures[len(figures) // 2]
+    return {"batch": size, "output_tok_s": middle["output_tok_s"], "tpot_ms": middle["tpot_ms"]["p50"]}
 
 
 def _prediction(runs: dict[str, Run], jobs: Sequence[Job], args: argparse.Namespace) -> dict[str, float]:
@@ -253,16 +322,15 @@ def _prediction(runs: dict[str, Run], jobs: Sequence[Job], args: argparse.Namesp
     }
 
 
-def _draw(page: Page, result: dict[str, Any], runs: dict[str, Run]) -> None:
+def _draw(page: Page, result: dict[str, Any]) -> None:
     a, b = result["a"], result["b"]
     page.bars("(a) All there at the start", MODES, [a[m]["output_tok_s"] for m in MODES], "output tokens/s")
     page.bars("(a) Idle seats", MODES, [a[m]["idle_seats"] * 100 for m in MODES], "% of seats x time")
     load = f"(b) Poisson arrivals at {LOAD} of capacity"
-    page.bars(load, MODES, [b[m]["latency_ms"]["p95"] / 1e3 for m in MODES], "p95 latency, s")
-    page.bars(load, MODES, [b[m]["ttft_ms"]["p95"] / 1e3 for m in MODES], "p95 time to first token, s")
-    longest = max(runs[mode].duration_s for mode in ("static", "continuous"))
+    page.bars(load, ARRIVING, [b[m]["latency_ms"]["p95"] / 1e3 for m in ARRIVING], "p95 latency, s")
+    page.bars(load, ARRIVING, [b[m]["ttft_ms"]["p95"] / 1e3 for m in ARRIVING], "p95 time to first token, s")
     for mode in ("static", "continuous"):
-        page.seats(f"(a) {mode}: who sits where", _joined(runs[mode].seats.pieces), longest)
+        page.seats(f"(a) {mode}: who sits where", [tuple(p) for p in a["seats"][mode]], a["longest_s"])
     points = [(s["tpot_ms"], s["output_tok_s"], str(s["batch"])) for s in result["sizes"]]
     page.curve("Throughput against TPOT, by batch size", points, "TPOT, ms", "tokens/s")
 
@@ -294,12 +362,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--sizes", type=lambda t: [int(n) for n in t.split(",")], default=[1, 2, 4, 8, 16, 32]
     )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=1,
+        help="runs of (a) and of each size, the median of which counts; seeds of (b)",
+    )
+    parser.add_argument("--parts", type=lambda t: t.split(","), default=list(PARTS))
     args = parser.parse_args(argv)
-    result, drawing = experiment(args)
     args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "batching.json").write_text(json.dumps(result, indent=2) + "\n")
-    (args.output / "batching.svg").write_text(drawing)
-    print(json.dumps({"a": result["a"]["prediction"], "rate": result["rate"]}))
+    document = args.output / "batching.json"
+    result = json.loads(document.read_text()) if document.exists() else {}
+    if not set(args.parts) <= set(PARTS) or ("b" in args.parts and "a" not in (*args.parts, *result)):
+        parser.error(f"parts are {', '.join(PARTS)}, and a comes before b")
+    drawing = experiment(args, result)
+    document.write_text(json.dumps(result) + "\n")
+    if drawing is not None:
+        (args.output / "batching.svg").write_text(drawing)
+    print(json.dumps({"a": result["a"]["prediction"] if "a" in result else None, "rate": result.get("rate")}))
     return 0
 
 

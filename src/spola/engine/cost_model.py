@@ -28,7 +28,9 @@ _CLIP = 4.0  # a step that is further off than this factor counts as this far of
 _RIDGE = 0.002  # weight of the proportions of the first prices, in steps: decides what the steps do not tell
 _SCALE_FADE = 0.9  # as _FADE, for the common scale of all prices
 _SURPRISES = 3  # steps in a row off by more than _CLIP: another machine, or wrong first prices
-_DRIFT = 1.5  # steps off by more than this, all to the same side, are a machine that has changed speed
+_DRIFT = 1.5  # steps off by more than this from earlier ones of their size, all to the same side, are a
+# machine that has changed speed; a model that does not fit some size is not
+_FEW_STEPS = 3.0
 _DRIFTS = 8  # so many in a row
 _REFIT = 8  # steps between two fits, once there are some
 _LEAST = 0.05  # no price falls below this part of its proportion: none is ever free
@@ -85,9 +87,20 @@ class _Seen:
 
     gram: list[float] = field(default_factory=lambda: [0.0] * (N_PRICES * N_PRICES))
     moment: list[float] = field(default_factory=lambda: [0.0] * N_PRICES)
+    log_sum: float = 0.0  # of the logarithms of time over first estimate, and how many steps that is
+    steps: float = 0.0
+
+    def off(self, ratio: float) -> float:
+        """``ratio`` over that of the steps of this size so far; 1 while they are few."""
+        return ratio / math.exp(self.log_sum / self.steps) if self.steps > _FEW_STEPS else 1.0
+
+    def note(self, ratio: float) -> None:
+        self.log_sum = _FADE * self.log_sum + math.log(ratio)
+        self.steps = _FADE * self.steps + 1.0
 
     def rescale(self, factor: float) -> None:
         """As if every step had taken ``factor`` times as long."""
+        self.log_sum += self.steps * math.log(factor)
         self.gram = [value / factor / factor for value in self.gram]
         self.moment = [value / factor for value in self.moment]
 
@@ -139,12 +152,14 @@ class CostModel:
         rows = min(work.rows, FIRST_ROWS)
         costs = (fixed, row * rows, head * work.heads, pair * work.pairs, more * (work.rows - rows))
         estimate = sum(costs)
-        self._follow(elapsed_s / self.seconds(work))
+        seen = self._seen.setdefault(work.rows.bit_length(), _Seen())
+        self._follow(seen.off(elapsed_s / estimate))
         ratio = self._believable(elapsed_s / estimate, self.seconds(work) / estimate)
         self.steps += 1
         self._log_sum = _SCALE_FADE * self._log_sum + math.log(ratio)
         self._log_weight = _SCALE_FADE * self._log_weight + 1.0
         seen = self._seen.setdefault(work.rows.bit_length(), _Seen())
+        seen.note(ratio)
         seen.add([cost / estimate / ratio for cost in costs])
         if self.steps < 4 * _REFIT or self.steps % _REFIT == 0:
             self._fit()

@@ -1,0 +1,66 @@
+"""The experiments that are not about batching modes run, and their figures are what they say."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from support.tiny import Tiny, write_tiny_gguf
+
+FOLDER = Path(__file__).resolve().parents[2] / "tools" / "experiments"
+
+
+def main_of(name: str):
+    return runpy.run_path(str(FOLDER / f"{name}.py"))["main"]
+
+
+def test_paging_holds_more_than_twice_the_sequences_in_the_same_bytes(tmp_path: Path, capsys) -> None:
+    options = ["--requests", "60", "--kv-memory", str(64 << 20), "--max-model-len", "1024"]
+    assert main_of("paging")(["-o", str(tmp_path), *options]) == 0
+    result = json.loads((tmp_path / "paging.json").read_text())
+    paged, contiguous = result["paged"], result["contiguous"]
+    assert paged["kv_bytes"] == contiguous["kv_bytes"] <= 64 << 20
+    assert result["ratio"] > 2
+    assert contiguous["most"] == contiguous["kv_bytes"] // (1024 * 23040)
+    assert paged["wasted_share"] < 0.2 < contiguous["wasted_share"]
+    ElementTree.parse(tmp_path / "paging.svg")
+    assert json.loads(capsys.readouterr().out)["ratio"] == result["ratio"]
+
+
+def test_speculation_compares_equal_answers(tmp_path: Path, capsys) -> None:
+    model = tmp_path / "tiny.gguf"
+    write_tiny_gguf(model, Tiny(context=2048))
+    out = tmp_path / "speculation.json"
+    assert main_of("speculation")(["-m", str(model), "-o", str(out), "--rounds", "1", "--tokens", "12"]) == 0
+    result = json.loads(out.read_text())
+    for text in ("copy", "prose"):
+        assert set(result[text]) == {"off", "ngram", "suffix"}
+        assert result[text]["off"]["over_off"] == 1
+        assert result[text]["ngram"]["tok_s"] > 0
+    assert result["copy"]["off"]["drafted_so_far"] == 0
+
+
+def rows(part: str, scale: float) -> list[dict]:
+    times = {name: {"p50": scale, "p95": 2 * scale} for name in ("ttft_ms", "tpot_ms", "itl_ms")}
+    mine = {"part": part, "server": "spola", "seed": 0, "output_tok_s": 300.0, **times}
+    return [mine, {**mine, "server": "llama-server", "output_tok_s": 100.0}]
+
+
+def test_the_report_of_a_comparison_is_of_medians(tmp_path: Path, capsys) -> None:
+    store = tmp_path / "against.jsonl"
+    lines = [*rows("shared16", 1.0), *rows("shared16", 3.0), *rows("shared16", 50.0), *rows("alone1", 2.0)]
+    lines.append({"part": "prefix", "server": "spola", "cold_ttft_ms": 100.0, "warm_ttft_ms": 2.0})
+    store.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main_of("against")(["report", "--store", str(store)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["shared16"]["runs"] == 3
+    assert found["shared16"]["ttft_ms.p95"] == {"spola": 6.0, "llama-server": 6.0}
+    assert found["shared16"]["output_tok_s"] == {"spola": 300.0, "llama-server": 100.0}
+    assert found["prefix"]["ratio"] == 50.0
+    ElementTree.parse(tmp_path / "against.svg")
+    with pytest.raises(SystemExit):
+        main_of("against")(["run", "--parts", "nonsense", "-m", "x.gguf"])
