@@ -6,13 +6,17 @@ namespace blocks {
 
 using namespace spola;
 
-const NamedType kAll[16] = {
-    {GgmlType::kF32, "F32"},     {GgmlType::kF16, "F16"},       {GgmlType::kBF16, "BF16"},
-    {GgmlType::kQ4_0, "Q4_0"},   {GgmlType::kQ4_1, "Q4_1"},     {GgmlType::kQ5_0, "Q5_0"},
-    {GgmlType::kQ5_1, "Q5_1"},   {GgmlType::kQ8_0, "Q8_0"},     {GgmlType::kQ2_K, "Q2_K"},
-    {GgmlType::kQ3_K, "Q3_K"},   {GgmlType::kQ4_K, "Q4_K"},     {GgmlType::kQ5_K, "Q5_K"},
-    {GgmlType::kQ6_K, "Q6_K"},   {GgmlType::kIQ4_NL, "IQ4_NL"}, {GgmlType::kIQ4_XS, "IQ4_XS"},
-    {GgmlType::kMXFP4, "MXFP4"},
+const NamedType kAll[20] = {
+    {GgmlType::kF32, "F32"},       {GgmlType::kF16, "F16"},
+    {GgmlType::kBF16, "BF16"},     {GgmlType::kQ4_0, "Q4_0"},
+    {GgmlType::kQ4_1, "Q4_1"},     {GgmlType::kQ5_0, "Q5_0"},
+    {GgmlType::kQ5_1, "Q5_1"},     {GgmlType::kQ8_0, "Q8_0"},
+    {GgmlType::kQ2_K, "Q2_K"},     {GgmlType::kQ3_K, "Q3_K"},
+    {GgmlType::kQ4_K, "Q4_K"},     {GgmlType::kQ5_K, "Q5_K"},
+    {GgmlType::kQ6_K, "Q6_K"},     {GgmlType::kIQ4_NL, "IQ4_NL"},
+    {GgmlType::kIQ4_XS, "IQ4_XS"}, {GgmlType::kMXFP4, "MXFP4"},
+    {GgmlType::kE4M3, "E4M3"},     {GgmlType::kU4Z64, "4 bits, group 64"},
+    {GgmlType::kI8C, "int8"},      {GgmlType::kU4Z128, "4 bits, group 128"},
 };
 
 namespace {
@@ -29,11 +33,15 @@ std::vector<int> half_offsets(GgmlType type) {
     case GgmlType::kQ4_1:
     case GgmlType::kQ5_1:
     case GgmlType::kQ4_K:
-    case GgmlType::kQ5_K: return {0, 2};
+    case GgmlType::kQ5_K:
+    case GgmlType::kU4Z64:
+    case GgmlType::kU4Z128: return {0, 2};
     case GgmlType::kQ2_K: return {80, 82};
     case GgmlType::kQ3_K: return {108};
     case GgmlType::kQ6_K: return {208};
-    case GgmlType::kMXFP4: return {};
+    case GgmlType::kMXFP4:
+    case GgmlType::kE4M3:
+    case GgmlType::kI8C: return {};
     default: return {0};
   }
 }
@@ -63,7 +71,8 @@ std::vector<uint8_t> make_row(GgmlType type, int cols, Fill fill, check::Random&
   const TypeShape shape = type_shape(type);
   if (shape.values == 1) return make_float_row(type, cols, r);
   std::vector<uint8_t> row(row_bytes(type, cols));
-  const bool i8 = type == GgmlType::kQ8_0;
+  const bool i8 = type == GgmlType::kQ8_0 || type == GgmlType::kI8C;
+  const float row_scale = r.symmetric(0.2f);  // int8 with a scale per row
   for (uint8_t& b : row) {
     if (fill == Fill::kRandom || fill == Fill::kTypical) b = static_cast<uint8_t>(r.bits());
     if (fill == Fill::kLowest) b = i8 ? 0x80 : 0;
@@ -73,6 +82,14 @@ std::vector<uint8_t> make_row(GgmlType type, int cols, Fill fill, check::Random&
     for (int o : half_offsets(type)) {
       const uint16_t h = random_half(fill, r);
       std::memcpy(&row[at + static_cast<size_t>(o)], &h, 2);
+    }
+    if (type == GgmlType::kE4M3 || type == GgmlType::kI8C) {
+      const bool tiny = fill != Fill::kTypical && r.below(20) == 0;
+      const float d = type == GgmlType::kI8C ? row_scale : tiny ? 0x1p-140f : r.symmetric(0.2f);
+      std::memcpy(&row[at], &d, 4);
+      for (size_t i = at + 4; type == GgmlType::kE4M3 && i < at + 68; ++i) {
+        if ((row[i] & 0x7f) == 0x7f) row[i] ^= 1;  // no NaN
+      }
     }
     if (type == GgmlType::kMXFP4) {
       const bool tiny = fill != Fill::kTypical && r.below(10) == 0;
@@ -198,6 +215,29 @@ void iq4_xs(const uint8_t* x, float* y) {
   }
 }
 
+// By sign, exponent and mantissa.
+float e4m3(uint8_t x) {
+  const int e = x >> 3 & 15, m = x & 7;
+  const float v =
+      e == 0 ? std::ldexp(static_cast<float>(m), -9) : std::ldexp(static_cast<float>(8 + m), e - 10);
+  return x & 0x80 ? -v : v;
+}
+
+void u4z(const uint8_t* x, int values, float* y) {
+  const float d = half(x), m = d * half(x + 2);
+  for (int k = 0; k < values; ++k) {
+    const int byte = x[4 + k / 32 * 16 + k % 16];
+    y[k] = d * static_cast<float>(k % 32 < 16 ? byte & 15 : byte >> 4) - m;
+  }
+}
+
+void scaled_bytes(const uint8_t* x, bool floats, float* y) {
+  float d;
+  std::memcpy(&d, x, 4);
+  for (int k = 0; k < 64; ++k)
+    y[k] = d * (floats ? e4m3(x[4 + k]) : static_cast<float>(static_cast<int8_t>(x[4 + k])));
+}
+
 void decode_block(GgmlType type, const uint8_t* x, float* y) {
   switch (type) {
     case GgmlType::kF32: std::memcpy(y, x, 4); return;
@@ -217,6 +257,10 @@ void decode_block(GgmlType type, const uint8_t* x, float* y) {
     case GgmlType::kQ6_K: return q6_k(x, y);
     case GgmlType::kIQ4_NL: return table4(x + 2, half(x), kNl, y);
     case GgmlType::kIQ4_XS: return iq4_xs(x, y);
+    case GgmlType::kE4M3: return scaled_bytes(x, true, y);
+    case GgmlType::kI8C: return scaled_bytes(x, false, y);
+    case GgmlType::kU4Z64: return u4z(x, 64, y);
+    case GgmlType::kU4Z128: return u4z(x, 128, y);
     case GgmlType::kMXFP4: return table4(x + 1, std::ldexp(1.0f, x[0] - 128), kFp4, y);
   }
 }

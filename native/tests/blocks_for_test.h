@@ -15,7 +15,7 @@ struct NamedType {
   GgmlType type;
   const char* name;
 };
-extern const NamedType kAll[16];
+extern const NamedType kAll[20];
 
 // How to fill a row.
 enum class Fill { kRandom, kTypical, kLowest, kHighest };

@@ -104,13 +104,13 @@ Exact exact_product(const Case& c, ActFormat format, const std::vector<uint8_t>&
                     int r) {
   Exact e;
   const TypeShape shape = type_shape(c.type.type);
-  const std::vector<float> floats =
-      shape.values == 1 ? blocks::decode(c.type.type, row, c.k) : std::vector<float>{};
+  const bool is_float = act_format(scheme_of(c.type.type, false), false) == ActFormat::kF32;
+  const std::vector<float> floats = is_float ? blocks::decode(c.type.type, row, c.k) : std::vector<float>{};
   Expanded x;
   const int group = group_of(c.type.type);
   for (int k = 0; k < c.k; ++k) {
     const double a = in.seen(format, r, k);
-    if (shape.values == 1) {
+    if (is_float) {
       const double w = floats[static_cast<size_t>(k)];
       e.value += w * a;
       e.magnitude += std::fabs(w * a);
@@ -131,7 +131,7 @@ Exact exact_product(const Case& c, ActFormat format, const std::vector<uint8_t>&
 // A subnormal scale * da is off by up to 2^-150, times an integer dot below 2^20.
 double bound(const Case& c, const Exact& e) {
   const int group = group_of(c.type.type);
-  const double roundings = (group == 0 ? c.k : 2.0 * c.k / group) + 7;
+  const double roundings = (group == 0 || c.type.type == GgmlType::kE4M3 ? c.k : 2.0 * c.k / group) + 7;
   return roundings * 0x1p-24 * 1.001 * e.magnitude + roundings * 0x1p-130;
 }
 
@@ -176,6 +176,7 @@ void check_type(const blocks::NamedType& t, bool precise, check::Random& random)
   const int block = type_shape(t.type).values;
   const std::vector<int> lengths = block == 1    ? std::vector<int>{1, 3, 4, 7, 33, 64, 129}
                                    : block == 32 ? std::vector<int>{32, 64, 96, 160, 576}
+                                   : block < 256 ? std::vector<int>{block, 3 * block, 9 * block}
                                                  : std::vector<int>{256, 512, 768};
   for (int k : lengths) {
     for (int n : {16, 5}) check_case({t, precise, k, n, Fill::kRandom, Rows::kRandom, 0}, random);
@@ -196,13 +197,13 @@ void test_linear() {
   check::Random random(2);
   for (const blocks::NamedType& t : blocks::kAll) {
     check_type(t, false, random);
-    if (type_shape(t.type).values != 1 && t.type != GgmlType::kQ8_0) check_type(t, true, random);
+    if (act_format(scheme_of(t.type, false), false) == ActFormat::kA8) check_type(t, true, random);
   }
   int pairs = 0;
   for (const auto& formats : scalar_kernels()->tile) {
     for (TileKernel kernel : formats) pairs += kernel != nullptr;
   }
-  CHECK(pairs == 19);
+  CHECK(pairs == 23);
   CHECK(select_kernels("scalar") == scalar_kernels());
   CHECK(select_kernels("neon9") == nullptr);
   for (const Kernels* k : check::variants()) CHECK(k->rows >= 1 && k->rows <= kMaxRows);

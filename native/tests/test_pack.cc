@@ -81,6 +81,36 @@ void check_refusal(const blocks::NamedType& t, bool precise, check::Random& rand
   CHECK_MSG(found > 0, "%s", t.name);
 }
 
+// A row of int8 with one scale keeps -128, and a zero point that is no integer is taken as it is.
+void check_other_formats() {
+  uint8_t tile[e4m3::kBytes];
+  const uint8_t* rows[kTileRows] = {};
+  BlockI8C ints{0.5f, {}};
+  ints.qs[3] = -128, ints.qs[4] = 127;
+  rows[2] = reinterpret_cast<const uint8_t*>(&ints);
+  CHECK(pack_tile(GgmlType::kI8C, scheme_of(GgmlType::kI8C, false), rows, 64, tile));
+  float out[64];
+  decode_row(Scheme::kI8G64, tile, 2, 64, out);
+  CHECK(out[3] == -64.0f && out[4] == 63.5f && out[5] == 0);
+  BlockU4Z64 zeros{f32_to_f16_bits(0.25f), f32_to_f16_bits(7.5f), {}};
+  zeros.qs[17] = 0xf1;
+  rows[2] = reinterpret_cast<const uint8_t*>(&zeros);
+  CHECK(pack_tile(GgmlType::kU4Z64, Scheme::kU4Z64, rows, 64, tile));
+  decode_row(Scheme::kU4Z64, tile, 2, 64, out);
+  CHECK(out[0] == -1.875f && out[33] == -1.625f && out[49] == 1.875f);
+  // The ends of E4M3, and that its NaN is refused.
+  BlockE4M3 floats{2.0f, {}};
+  floats.qs[0] = 0x01, floats.qs[1] = 0x7e, floats.qs[2] = 0x80, floats.qs[3] = 0xc0;
+  rows[2] = reinterpret_cast<const uint8_t*>(&floats);
+  CHECK(pack_tile(GgmlType::kE4M3, Scheme::kE4M3, rows, 64, tile));
+  decode_row(Scheme::kE4M3, tile, 2, 64, out);
+  CHECK(out[0] == 0x1p-8f && out[1] == 896.0f && out[2] == 0 && std::signbit(out[2]) && out[3] == -4.0f);
+  for (int nan : {0x7f, 0xff}) {
+    floats.qs[63] = static_cast<uint8_t>(nan);
+    CHECK(!pack_tile(GgmlType::kE4M3, Scheme::kE4M3, rows, 64, tile));
+  }
+}
+
 void check_halves() {
   for (uint32_t h = 0; h < 0x10000; ++h) {
     const float f = f16_to_f32(static_cast<uint16_t>(h));
@@ -112,6 +142,7 @@ void check_halves() {
 void test_pack() {
   check::Random random(1);
   check_halves();
+  check_other_formats();
   for (const blocks::NamedType& t : blocks::kAll) {
     for (bool precise : {false, true}) {
       const int block = type_shape(t.type).values;

@@ -1,4 +1,5 @@
-// The quantized blocks of GGUF tensors, as they lie in a file (little-endian, no padding).
+// The quantized blocks of GGUF tensors, as they lie in a file (little-endian, no padding), and those that
+// groups of other formats are put together as before they are packed.
 //
 // Only the structs and the table of their sizes; decoding is in kernels/expand.h, packing in
 // kernels/pack.h. Source: ggml's block definitions, GGUF v2 and v3.
@@ -26,6 +27,11 @@ enum class GgmlType : int32_t {
   kIQ4_XS = 23,
   kBF16 = 30,
   kMXFP4 = 39,
+  // Not of GGUF: formats whose codes, scales and zero points are tensors of their own.
+  kE4M3 = 1000,    // FP8 with a scale per tensor, row or block of 64k columns
+  kU4Z64 = 1001,   // 4 bits, group 64, scale and zero point
+  kU4Z128 = 1002,  // the same, group 128
+  kI8C = 1003,     // int8, scale per row
 };
 
 using half_bits = uint16_t;
@@ -98,6 +104,28 @@ struct BlockIQ4_XS {
   uint8_t qs[128];
 };
 
+// value = d * (code - z); 4-bit codes lie as in Q4_0 for every 32 columns.
+struct BlockU4Z64 {
+  half_bits d, z;
+  uint8_t qs[32];
+};
+struct BlockU4Z128 {
+  half_bits d, z;
+  uint8_t qs[64];
+};
+// A scale per row comes again in every block of it.
+struct BlockI8C {
+  float d;
+  int8_t qs[64];
+};
+// Codes: 1 bit sign, 4 bits exponent with bias 7, 3 bits mantissa; OCP 8-bit floating point, E4M3.
+struct BlockE4M3 {
+  float d;
+  uint8_t qs[64];
+};
+
+static_assert(sizeof(BlockU4Z64) == 36 && sizeof(BlockU4Z128) == 68);
+static_assert(sizeof(BlockI8C) == 68 && sizeof(BlockE4M3) == 68);
 static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20);
 static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24);
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockIQ4_NL) == 18 && sizeof(BlockMXFP4) == 17);
@@ -127,6 +155,10 @@ constexpr TypeShape type_shape(GgmlType type) {
     case GgmlType::kIQ4_NL: return {32, sizeof(BlockIQ4_NL)};
     case GgmlType::kIQ4_XS: return {256, sizeof(BlockIQ4_XS)};
     case GgmlType::kMXFP4: return {32, sizeof(BlockMXFP4)};
+    case GgmlType::kE4M3: return {64, sizeof(BlockE4M3)};
+    case GgmlType::kU4Z64: return {64, sizeof(BlockU4Z64)};
+    case GgmlType::kU4Z128: return {128, sizeof(BlockU4Z128)};
+    case GgmlType::kI8C: return {64, sizeof(BlockI8C)};
   }
   return {0, 0};
 }

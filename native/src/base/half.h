@@ -47,6 +47,13 @@ inline uint16_t f32_to_f16_bits(float x) {
 
 inline float bf16_to_f32(uint16_t h) { return std::bit_cast<float>(static_cast<uint32_t>(h) << 16); }
 
+// E4M3 as f32. The two codes that stand for NaN (0x7f, 0xff) give plus and minus 480: weights that hold one
+// are refused before they come here.
+inline float e4m3_to_f32(uint8_t x) {
+  return f16_to_f32(static_cast<uint16_t>((x & 0x80u) << 8 | (x & 0x7fu) << 7)) * 256.0f;
+}
+inline bool e4m3_finite(uint8_t x) { return (x & 0x7fu) != 0x7fu; }
+
 inline bool f16_finite(uint16_t h) { return (h & 0x7c00u) != 0x7c00u; }
 inline bool bf16_finite(uint16_t h) { return (h & 0x7f80u) != 0x7f80u; }
 inline bool f32_finite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7f800000u) != 0x7f800000u; }

@@ -50,8 +50,12 @@ int scale_bytes(Scheme scheme) {
     case Scheme::kU4SM:
     case Scheme::kU5SM:
     case Scheme::kU4K:
-    case Scheme::kU5K: return 2 * kHalfPlane;
+    case Scheme::kU5K:
+    case Scheme::kU4Z64:
+    case Scheme::kU4Z128: return 2 * kHalfPlane;
+    case Scheme::kE4M3:
     case Scheme::kI8G16:
+    case Scheme::kI8G64:
     case Scheme::kI8G32: return kFloatPlane;
     case Scheme::kI8G16M:
     case Scheme::kI8G32M: return 2 * kFloatPlane;

@@ -141,6 +141,33 @@ void expand_iq4_xs(const uint8_t* p, Expanded* out) {
   }
 }
 
+// Four-bit codes with a zero point: a min, as far as expanding goes.
+template <class Block>
+void expand_u4z(const uint8_t* p, Expanded* out) {
+  const Block b = load<Block>(p);
+  for (int g = 0; g < static_cast<int>(sizeof b.qs) / 16; ++g) {
+    out->scale[g] = f16_to_f32(b.d);
+    out->min[g] = -(out->scale[g] * f16_to_f32(b.z));
+    for (int i = 0; i < 32; ++i) out->code[g * 32 + i] = static_cast<int8_t>(nibble(b.qs + g * 16, i));
+  }
+}
+
+void expand_i8c(const uint8_t* p, Expanded* out) {
+  const auto b = load<BlockI8C>(p);
+  out->scale[0] = b.d;
+  std::memcpy(out->code, b.qs, sizeof b.qs);
+}
+
+// Scales of f32 stay far enough below infinity that all they make is finite, in any kernel.
+bool scale_finite(float d) { return d >= -0x1p115f && d <= 0x1p115f; }
+
+bool e4m3_block_finite(const uint8_t* p) {
+  const auto b = load<BlockE4M3>(p);
+  bool finite = scale_finite(b.d);
+  for (uint8_t code : b.qs) finite &= e4m3_finite(code);
+  return finite;
+}
+
 bool block_finite(GgmlType type, const uint8_t* p) {
   switch (type) {
     case GgmlType::kQ4_1:
@@ -150,6 +177,10 @@ bool block_finite(GgmlType type, const uint8_t* p) {
     case GgmlType::kQ2_K: return f16_finite(load<BlockQ2_K>(p).d) && f16_finite(load<BlockQ2_K>(p).dmin);
     case GgmlType::kQ3_K: return f16_finite(load<BlockQ3_K>(p).d);
     case GgmlType::kQ6_K: return f16_finite(load<BlockQ6_K>(p).d);
+    case GgmlType::kU4Z64:
+    case GgmlType::kU4Z128: return f16_finite(load<half_bits>(p)) && f16_finite(load<half_bits>(p + 2));
+    case GgmlType::kI8C: return scale_finite(load<float>(p));
+    case GgmlType::kE4M3: return e4m3_block_finite(p);
     case GgmlType::kMXFP4: return *p < 254;  // 12 * 2^(254 - 128) overflows; 255 is NaN in the OCP format
     default: return f16_finite(load<half_bits>(p));  // d comes first
   }
@@ -177,6 +208,8 @@ int group_of(GgmlType type) {
     case GgmlType::kQ2_K:
     case GgmlType::kQ3_K:
     case GgmlType::kQ6_K: return 16;
+    case GgmlType::kI8C:
+    case GgmlType::kE4M3: return 64;
     default: return 32;
   }
 }
@@ -187,7 +220,9 @@ bool has_min(GgmlType type) {
     case GgmlType::kQ5_1:
     case GgmlType::kQ2_K:
     case GgmlType::kQ4_K:
-    case GgmlType::kQ5_K: return true;
+    case GgmlType::kQ5_K:
+    case GgmlType::kU4Z64:
+    case GgmlType::kU4Z128: return true;
     default: return false;
   }
 }
@@ -207,9 +242,13 @@ void expand_block(GgmlType type, const uint8_t* p, Expanded* out) {
     case GgmlType::kIQ4_NL: return expand_iq4_nl(p, out);
     case GgmlType::kIQ4_XS: return expand_iq4_xs(p, out);
     case GgmlType::kMXFP4: return expand_mxfp4(p, out);
+    case GgmlType::kU4Z64: return expand_u4z<BlockU4Z64>(p, out);
+    case GgmlType::kU4Z128: return expand_u4z<BlockU4Z128>(p, out);
+    case GgmlType::kI8C: return expand_i8c(p, out);
     case GgmlType::kF32:
     case GgmlType::kF16:
-    case GgmlType::kBF16: return;
+    case GgmlType::kBF16:
+    case GgmlType::kE4M3: return;
   }
 }
 

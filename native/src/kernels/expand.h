@@ -20,12 +20,13 @@ struct Expanded {
   float min[16];
 };
 
-// Values per scale of a quantized type: 16 or 32; 0 for F32, F16, BF16.
+// Values per scale of a quantized type: 16, 32 or 64; 0 for F32, F16, BF16.
 int group_of(GgmlType type);
 // Whether the type has mins.
 bool has_min(GgmlType type);
 
-// Decodes the block at `block`. `min` is set only where the type has mins.
+// Decodes the block at `block`, which holds integer codes (E4M3 does not). `min` is set only where the type
+// has mins.
 void expand_block(GgmlType type, const uint8_t* block, Expanded* out);
 
 // Whether all scales, mins and floats of a row of `cols` values are finite, and so is what they give.

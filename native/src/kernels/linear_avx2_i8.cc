@@ -46,7 +46,7 @@ SPOLA_INLINE __m256i load_codes(const uint8_t* p) {
 // Dot of 4 * Groups columns.
 template <int Groups, bool Natural, int MR>
 SPOLA_INLINE void dot_a16(__m256i (&sum)[MR][2], const uint8_t* qs, const int16_t* const (&q)[MR], long at) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int j = 0; j < Groups; ++j) {
     const __m256i w0 = load_codes<Natural>(qs + j * kGroupBytes),
                   w1 = load_codes<Natural>(qs + j * kGroupBytes + 32);
@@ -181,5 +181,6 @@ SPOLA_TILE_KERNEL(tile_i8g16_a16, Generic<16, false>::a16)
 SPOLA_TILE_KERNEL(tile_i8g16m_a16, Generic<16, true>::a16)
 SPOLA_TILE_KERNEL(tile_i8g32_a16, Generic<32, false>::a16)
 SPOLA_TILE_KERNEL(tile_i8g32m_a16, Generic<32, true>::a16)
+SPOLA_TILE_KERNEL(tile_i8g64_a16, Generic<64, false>::a16)
 
 }  // namespace spola::avx2

@@ -1,4 +1,4 @@
-// 4-bit weights times A8 activations: Q4_0, Q4_1, Q4_K.
+// 4-bit weights times A8 activations: Q4_0, Q4_1, Q4_K, and groups of 64 or 128 with zero points.
 //
 // Codes stay unsigned. Eight products of maddubs add up in int16 without overflow (8 * 2 * 15 * 127 =
 // 30480), so the widening madd is paid once per 32 columns. A zero point of 8 is taken off in int32, from
@@ -107,6 +107,32 @@ void u4sm(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   acc.store();
 }
 
+// Groups of Blocks * 32 columns, value = d * (code - z).
+template <int Blocks>
+struct Zeros {
+  template <class N>
+  static void u4z(N, const uint8_t* p, const Activations& a, int row0, float* out) {
+    constexpr int MR = N::value;
+    const RowsA8<MR> rows(a, row0);
+    Accumulators<MR> acc(out);
+    for (long b = 0; b < a.k / kBlock; b += Blocks, p += u4z::bytes(Blocks)) {
+      prefetch<MR, u4z::kQs>(p);
+      for (long i = 0; i < Blocks; ++i) {
+        const uint8_t* qs = p + u4z::kQs + i * u4z::kBlockBytes;
+        prefetch<MR, u4z::kBlockBytes>(qs);
+        __m256i chain[MR][2];
+        dot_split(chain, qs, rows.q, (b + i) * kBlock);
+        const __m256 d[2] = {load_half8(p + u4z::kD), load_half8(p + u4z::kD + 16)};
+        const __m256 sign = _mm256_set1_ps(-0.0f);
+        const __m256 m[2] = {_mm256_xor_ps(_mm256_mul_ps(d[0], load_half8(p + u4z::kZ)), sign),
+                             _mm256_xor_ps(_mm256_mul_ps(d[1], load_half8(p + u4z::kZ + 16)), sign)};
+        add_scale_min(acc, chain, d, m, rows, b + i);
+      }
+    }
+    acc.store();
+  }
+};
+
 template <class N>
 void u4k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   constexpr int MR = N::value;
@@ -142,5 +168,7 @@ void u4k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
 SPOLA_TILE_KERNEL(tile_u4s_a8, u4s)
 SPOLA_TILE_KERNEL(tile_u4sm_a8, u4sm)
 SPOLA_TILE_KERNEL(tile_u4k_a8, u4k)
+SPOLA_TILE_KERNEL(tile_u4z64_a8, Zeros<2>::u4z)
+SPOLA_TILE_KERNEL(tile_u4z128_a8, Zeros<4>::u4z)
 
 }  // namespace spola::avx2

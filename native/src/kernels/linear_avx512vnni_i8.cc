@@ -38,7 +38,7 @@ SPOLA_INLINE __m512i load_codes(const uint8_t* p) {
 template <int Groups, bool Natural, int MR>
 SPOLA_INLINE void dot_a16(__m512i (&sum)[MR], const uint8_t* qs, const RowsA16<MR>& rows, long at) {
   clear(sum);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int j = 0; j < Groups; ++j) {
     const __m512i w = load_codes<Natural>(qs + j * kGroupBytes);
     dot2_rows(sum, _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8), rows, at + 4 * j);
@@ -171,5 +171,6 @@ SPOLA_TILE_KERNEL(tile_i8g16_a16, Generic<16, false>::a16)
 SPOLA_TILE_KERNEL(tile_i8g16m_a16, Generic<16, true>::a16)
 SPOLA_TILE_KERNEL(tile_i8g32_a16, Generic<32, false>::a16)
 SPOLA_TILE_KERNEL(tile_i8g32m_a16, Generic<32, true>::a16)
+SPOLA_TILE_KERNEL(tile_i8g64_a16, Generic<64, false>::a16)
 
 }  // namespace spola::avx512vnni

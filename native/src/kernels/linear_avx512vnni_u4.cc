@@ -1,4 +1,5 @@
-// 4-bit weights times A8 activations with vpdpbusd: Q4_0, Q4_1, Q4_K.
+// 4-bit weights times A8 activations with vpdpbusd: Q4_0, Q4_1, Q4_K, and groups of 64 or 128 with zero
+// points.
 //
 // Codes stay unsigned and sums are exact in int32 (32 * 15 * 127). A zero point of 8 is where the integer
 // sums start: -8 times the sum of the activations.
@@ -54,6 +55,33 @@ void u4sm(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   store(acc, out);
 }
 
+// Groups of Blocks * 32 columns, value = d * (code - z).
+template <int Blocks>
+struct Zeros {
+  template <class N>
+  static void u4z(N, const uint8_t* p, const Activations& a, int row0, float* out) {
+    constexpr int MR = N::value;
+    const Ahead ahead(a, p);
+    const RowsA8<MR> rows(a, row0);
+    __m512 acc[MR];
+    clear(acc);
+    for (long b = 0; b < rows.blocks; b += Blocks, p += u4z::bytes(Blocks)) {
+      ahead.fetch<u4z::kQs>(p);
+      for (long i = 0; i < Blocks; ++i) {
+        const uint8_t* qs = p + u4z::kQs + i * u4z::kBlockBytes;
+        ahead.fetch<u4z::kBlockBytes>(qs);
+        __m512i sum[MR];
+        clear(sum);
+        dot_split(sum, qs, rows, (b + i) * kBlock);
+        const __m512 d = load_half16(p + u4z::kD);
+        const __m512 m = _mm512_xor_ps(_mm512_mul_ps(d, load_half16(p + u4z::kZ)), _mm512_set1_ps(-0.0f));
+        add_scale_min(acc, sum, d, m, rows, b + i);
+      }
+    }
+    store(acc, out);
+  }
+};
+
 // One sub-block of 32 columns: the low (Shift 0) or high (Shift 4) nibbles of eight groups.
 template <int Shift, int MR>
 SPOLA_INLINE void sub_block(__m512 (&acc)[MR], const uint8_t* qs, const float* scale, const float* min,
@@ -95,5 +123,7 @@ void u4k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
 SPOLA_TILE_KERNEL(tile_u4s_a8, u4s)
 SPOLA_TILE_KERNEL(tile_u4sm_a8, u4sm)
 SPOLA_TILE_KERNEL(tile_u4k_a8, u4k)
+SPOLA_TILE_KERNEL(tile_u4z64_a8, Zeros<2>::u4z)
+SPOLA_TILE_KERNEL(tile_u4z128_a8, Zeros<4>::u4z)
 
 }  // namespace spola::avx512vnni

@@ -126,6 +126,21 @@ struct U5K {
   }
 };
 
+template <int Blocks>
+struct U4Z {
+  static constexpr bool kMin = true;
+  static const uint8_t* record(const uint8_t* tile, int b) {
+    return tile + size_t(b / Blocks) * size_t(u4z::bytes(Blocks));
+  }
+  static int code(const uint8_t* t, int b, int lane, int k) {
+    return split_nibble(record(t, b) + u4z::kQs + b % Blocks * u4z::kBlockBytes, lane, k);
+  }
+  static float scale(const uint8_t* t, int b, int lane) { return half_at(record(t, b) + u4z::kD, lane); }
+  static float min(const uint8_t* t, int b, int lane) {
+    return -(half_at(record(t, b) + u4z::kD, lane) * half_at(record(t, b) + u4z::kZ, lane));
+  }
+};
+
 template <class Scheme>
 void tile_a8(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) {
   const int blocks = a.k / kBlock;
@@ -322,6 +337,24 @@ void tile_i8g32_a16(const uint8_t* t, const Activations& a, int r0, int n, float
 }
 void tile_i8g32m_a16(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
   generic_a16<32, true>(t, a, r0, n, o);
+}
+
+void tile_u4z64_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  tile_a8<U4Z<2>>(t, a, r0, n, o);
+}
+void tile_u4z128_a8(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  tile_a8<U4Z<4>>(t, a, r0, n, o);
+}
+void tile_i8g64_a16(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  generic_a16<64, false>(t, a, r0, n, o);
+}
+void tile_e4m3(const uint8_t* t, const Activations& a, int r0, int n, float* o) {
+  tile_floats(t, a, r0, n, o, [](const uint8_t* p, size_t i) {
+    const size_t k = i / kTileRows, lane = i % kTileRows;
+    const uint8_t* record = p + k / e4m3::kCols * e4m3::kBytes;
+    const uint8_t code = record[e4m3::kQs + k % e4m3::kCols * kTileRows + lane];
+    return e4m3_to_f32(code) * float_at(record + e4m3::kScale, static_cast<int>(lane));
+  });
 }
 
 void tile_f32(const uint8_t* t, const Activations& a, int r0, int n, float* o) {

@@ -171,7 +171,32 @@ void move_block(uint8_t* t, int lane, BlockQ6_K& b) {
   }
 }
 
-// One row of GGUF blocks into, or out of, one lane of a tile.
+template <class Way, class Block>
+void move_u4z(uint8_t* t, int lane, Block& b) {
+  move_half<Way>(t + u4z::kD, lane, b.d);
+  move_half<Way>(t + u4z::kZ, lane, b.z);
+  for (int i = 0; i < static_cast<int>(sizeof b.qs) / 16; ++i) {
+    move_groups<Way>(t + u4z::kQs + i * u4z::kBlockBytes, 4, lane, b.qs + i * 16);
+  }
+}
+
+template <class Way>
+void move_block(uint8_t* t, int lane, BlockU4Z64& b) {
+  move_u4z<Way>(t, lane, b);
+}
+
+template <class Way>
+void move_block(uint8_t* t, int lane, BlockU4Z128& b) {
+  move_u4z<Way>(t, lane, b);
+}
+
+template <class Way>
+void move_block(uint8_t* t, int lane, BlockE4M3& b) {
+  Way::move(t + e4m3::kScale + lane * 4, reinterpret_cast<uint8_t*>(&b.d), 4);
+  for (int k = 0; k < e4m3::kCols; ++k) Way::move(t + e4m3::kQs + k * kTileRows + lane, b.qs + k, 1);
+}
+
+// One row of blocks into, or out of, one lane of a tile.
 template <class Way, class Block>
 void move_row(Scheme scheme, uint8_t* tile, int lane, int cols, uint8_t* row) {
   const RecordShape shape = record_shape(scheme);
@@ -206,6 +231,9 @@ bool move_lossless(Scheme scheme, uint8_t* tile, int lane, int cols, uint8_t* ro
     case Scheme::kU4K: move_row<Way, BlockQ4_K>(scheme, tile, lane, cols, row); return true;
     case Scheme::kU5K: move_row<Way, BlockQ5_K>(scheme, tile, lane, cols, row); return true;
     case Scheme::kU6K: move_row<Way, BlockQ6_K>(scheme, tile, lane, cols, row); return true;
+    case Scheme::kU4Z64: move_row<Way, BlockU4Z64>(scheme, tile, lane, cols, row); return true;
+    case Scheme::kU4Z128: move_row<Way, BlockU4Z128>(scheme, tile, lane, cols, row); return true;
+    case Scheme::kE4M3: move_row<Way, BlockE4M3>(scheme, tile, lane, cols, row); return true;
     default: return false;
   }
 }
@@ -223,6 +251,9 @@ GgmlType type_of(Scheme scheme) {
     case Scheme::kU4K: return GgmlType::kQ4_K;
     case Scheme::kU5K: return GgmlType::kQ5_K;
     case Scheme::kU6K: return GgmlType::kQ6_K;
+    case Scheme::kU4Z64: return GgmlType::kU4Z64;
+    case Scheme::kU4Z128: return GgmlType::kU4Z128;
+    case Scheme::kE4M3: return GgmlType::kE4M3;
     default: return GgmlType::kF32;
   }
 }
@@ -238,6 +269,7 @@ GenericShape generic_shape(Scheme scheme) {
     case Scheme::kI8G16: return {16, false, i8g16::kBytes, i8g16::kQs};
     case Scheme::kI8G16M: return {16, true, i8g16m::kBytes, i8g16m::kQs};
     case Scheme::kI8G32: return {32, false, i8g32::kBytes, i8g32::kQs};
+    case Scheme::kI8G64: return {64, false, i8g64::kBytes, i8g64::kQs};
     default: return {32, true, i8g32m::kBytes, i8g32m::kQs};
   }
 }
@@ -285,7 +317,16 @@ void decode_float_row(Scheme scheme, const uint8_t* tile, int lane, int cols, fl
   }
 }
 
-// Largest GGUF block.
+void decode_e4m3_row(const uint8_t* tile, int lane, int cols, float* out) {
+  for (int k = 0; k < cols; ++k) {
+    const uint8_t* record = tile + static_cast<size_t>(k / e4m3::kCols) * e4m3::kBytes;
+    float scale;
+    std::memcpy(&scale, record + e4m3::kScale + lane * 4, 4);
+    out[k] = e4m3_to_f32(record[e4m3::kQs + k % e4m3::kCols * kTileRows + lane]) * scale;
+  }
+}
+
+// Largest block.
 constexpr int kMaxBlockBytes = sizeof(BlockQ6_K);
 
 void decode_block_row(Scheme scheme, const uint8_t* tile, int lane, int cols, float* out) {
@@ -311,6 +352,7 @@ const uint8_t* tile_of(Scheme scheme, const uint8_t* packed, int64_t row, int co
 }
 
 Scheme generic_scheme(GgmlType type) {
+  if (group_of(type) == 64) return Scheme::kI8G64;
   if (group_of(type) == 16) return has_min(type) ? Scheme::kI8G16M : Scheme::kI8G16;
   return has_min(type) ? Scheme::kI8G32M : Scheme::kI8G32;
 }
@@ -330,6 +372,10 @@ Scheme scheme_of(GgmlType type, bool precise) {
     case GgmlType::kQ4_K: return precise ? generic_scheme(type) : Scheme::kU4K;
     case GgmlType::kQ5_K: return precise ? generic_scheme(type) : Scheme::kU5K;
     case GgmlType::kQ6_K: return precise ? generic_scheme(type) : Scheme::kU6K;
+    case GgmlType::kE4M3: return Scheme::kE4M3;
+    case GgmlType::kU4Z64: return precise ? generic_scheme(type) : Scheme::kU4Z64;
+    case GgmlType::kU4Z128: return precise ? generic_scheme(type) : Scheme::kU4Z128;
+    case GgmlType::kI8C:
     case GgmlType::kQ2_K:
     case GgmlType::kQ3_K:
     case GgmlType::kIQ4_NL:
@@ -342,8 +388,8 @@ Scheme scheme_of(GgmlType type, bool precise) {
 bool is_lossless(Scheme scheme) { return scheme < Scheme::kI8G16; }
 
 ActFormat act_format(Scheme scheme, bool precise) {
-  if (scheme <= Scheme::kBF16) return ActFormat::kF32;
-  if (scheme == Scheme::kI8S) return ActFormat::kA16;
+  if (scheme <= Scheme::kE4M3) return ActFormat::kF32;
+  if (scheme == Scheme::kI8S || scheme == Scheme::kI8G64) return ActFormat::kA16;
   return precise && !is_lossless(scheme) ? ActFormat::kA16 : ActFormat::kA8;
 }
 
@@ -389,6 +435,7 @@ bool unpack_row(Scheme scheme, const uint8_t* packed, int64_t row, int cols, uin
 void decode_row(Scheme scheme, const uint8_t* packed, int64_t row, int cols, float* out) {
   const uint8_t* tile = tile_of(scheme, packed, row, cols);
   const int lane = static_cast<int>(row % kTileRows);
+  if (scheme == Scheme::kE4M3) return decode_e4m3_row(tile, lane, cols, out);
   if (scheme <= Scheme::kBF16) return decode_float_row(scheme, tile, lane, cols, out);
   if (!is_lossless(scheme)) return decode_generic_row(scheme, tile, lane, cols, out);
   decode_block_row(scheme, tile, lane, cols, out);

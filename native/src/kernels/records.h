@@ -58,6 +58,17 @@ namespace u6k {
 constexpr int kD = 0, kScales = 32, kHalves = 288, kHalfBytes = 1536, kHigh = 1024, kBytes = 3360;
 }
 
+// 4 bits with zero points: for every 32 columns of the group the codes as in u4s.
+namespace u4z {
+constexpr int kD = 0, kZ = 32, kQs = 64, kBlockBytes = 256;
+constexpr int bytes(int blocks) { return kQs + blocks * kBlockBytes; }
+}  // namespace u4z
+
+// 8-bit floats, 64 columns: f32 scales, then a byte per row and column.
+namespace e4m3 {
+constexpr int kScale = 0, kQs = 64, kCols = 64, kBytes = kQs + kCols * kTileRows;
+}
+
 // Generic int8 codes: f32 scales, f32 mins (M), then the groups in natural order.
 namespace i8g16 {
 constexpr int kScale = 0, kQs = 64, kBytes = 320;
@@ -72,11 +83,16 @@ namespace i8g32m {
 constexpr int kScale = 0, kMin = 64, kQs = 128, kBytes = 640;
 }
 
+namespace i8g64 {
+constexpr int kScale = 0, kQs = 64, kBytes = 1088;
+}
+
 constexpr RecordShape record_shape(Scheme scheme) {
   switch (scheme) {
     case Scheme::kF32: return {1, kTileRows * 4};
     case Scheme::kF16: return {1, kTileRows * 2};
     case Scheme::kBF16: return {1, kTileRows * 2};
+    case Scheme::kE4M3: return {e4m3::kCols, e4m3::kBytes};
     case Scheme::kU4S: return {32, u4s::kBytes};
     case Scheme::kU4SM: return {32, u4sm::kBytes};
     case Scheme::kU5S: return {32, u5s::kBytes};
@@ -85,10 +101,13 @@ constexpr RecordShape record_shape(Scheme scheme) {
     case Scheme::kU4K: return {256, u4k::kBytes};
     case Scheme::kU5K: return {256, u5k::kBytes};
     case Scheme::kU6K: return {256, u6k::kBytes};
+    case Scheme::kU4Z64: return {64, u4z::bytes(2)};
+    case Scheme::kU4Z128: return {128, u4z::bytes(4)};
     case Scheme::kI8G16: return {16, i8g16::kBytes};
     case Scheme::kI8G16M: return {16, i8g16m::kBytes};
     case Scheme::kI8G32: return {32, i8g32::kBytes};
     case Scheme::kI8G32M: return {32, i8g32m::kBytes};
+    case Scheme::kI8G64: return {64, i8g64::kBytes};
     case Scheme::kCount: break;
   }
   return {0, 0};

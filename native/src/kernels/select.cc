@@ -36,6 +36,12 @@ namespace {
   tile_at(Scheme::kI8G32, ActFormat::kA16) = isa_name::tile_i8g32_a16;   \
   tile_at(Scheme::kI8G32M, ActFormat::kA16) = isa_name::tile_i8g32m_a16
 
+#define SPOLA_FILL_OTHER_TILES(isa_name)                               \
+  tile_at(Scheme::kE4M3, ActFormat::kF32) = isa_name::tile_e4m3;       \
+  tile_at(Scheme::kU4Z64, ActFormat::kA8) = isa_name::tile_u4z64_a8;   \
+  tile_at(Scheme::kU4Z128, ActFormat::kA8) = isa_name::tile_u4z128_a8; \
+  tile_at(Scheme::kI8G64, ActFormat::kA16) = isa_name::tile_i8g64_a16
+
 #define SPOLA_FILL_ROWS(table, isa_name)                  \
   table.quantize_a8 = isa_name::quantize_a8;              \
   table.quantize_a16 = isa_name::quantize_a16;            \
@@ -59,6 +65,7 @@ Kernels make_scalar() {
   table.isa = "scalar";
   table.rows = 4;
   SPOLA_FILL_TILES(table, scalar);
+  SPOLA_FILL_OTHER_TILES(scalar);
   SPOLA_FILL_ROWS(table, scalar);
   return table;
 }
@@ -69,6 +76,7 @@ Kernels make_avx2() {
   table.isa = "avx2";
   table.rows = 4;
   SPOLA_FILL_TILES(table, avx2);
+  SPOLA_FILL_OTHER_TILES(avx2);
   SPOLA_FILL_ROWS(table, avx2);
   return table;
 }
@@ -78,6 +86,7 @@ Kernels make_avx512vnni() {
   table.isa = "avx512vnni";
   table.rows = 12;
   SPOLA_FILL_TILES(table, avx512vnni);
+  SPOLA_FILL_OTHER_TILES(avx512vnni);
   table.silu_mul = avx512vnni::silu_mul;
   table.gelu_tanh_mul = avx512vnni::gelu_tanh_mul;
   table.exp_many = avx512vnni::exp_many;
@@ -107,6 +116,7 @@ const Kernels* neon_kernels() {
     neon.isa = "neon";
     neon.rows = 8;
     SPOLA_FILL_TILES(neon, neon);
+    SPOLA_FILL_OTHER_TILES(scalar);  // right, and slow
     SPOLA_FILL_ROWS(neon, neon);
     return neon;
   }();

@@ -21,6 +21,7 @@ enum class Scheme : int32_t {
   kF32 = 0,
   kF16,
   kBF16,
+  kE4M3,    // 8-bit floats, group 64, f32 scale
   kU4S,     // 4 bits, group 32, f16 scale, zero point 8           (Q4_0)
   kU4SM,    // 4 bits, group 32, f16 scale and min                 (Q4_1)
   kU5S,     // 5 bits, group 32, f16 scale, zero point 16          (Q5_0)
@@ -29,10 +30,13 @@ enum class Scheme : int32_t {
   kU4K,     // 4 bits, group 32, 6-bit scales and mins of 256      (Q4_K)
   kU5K,     // 5 bits, group 32, 6-bit scales and mins of 256      (Q5_K)
   kU6K,     // 6 bits, group 16, int8 scales of 256, zero point 32 (Q6_K)
+  kU4Z64,   // 4 bits, group 64, f16 scale and f16 zero point
+  kU4Z128,  // 4 bits, group 128, f16 scale and f16 zero point
   kI8G16,   // int8 codes, group 16, f32 scale                     (Q3_K)
   kI8G16M,  // int8 codes, group 16, f32 scale and min             (Q2_K)
   kI8G32,   // int8 codes, group 32, f32 scale                     (IQ4_NL, IQ4_XS, MXFP4; precise mode)
   kI8G32M,  // int8 codes, group 32, f32 scale and min             (precise mode)
+  kI8G64,   // int8 codes, group 64, f32 scale                     (a scale per row)
   kCount
 };
 
@@ -50,7 +54,8 @@ struct Activations {
   const int16_t* h8 = nullptr;   // [rows][k/16] sum of q over half a block
   const int16_t* q16 = nullptr;  // [rows][k]
   const float* d16 = nullptr;    // [rows]
-  // The tile that will be read after this one, of any scheme, or null: a kernel may have it fetched meanwhile.
+  // The tile that will be read after this one, of any scheme, or null: a kernel may have it fetched
+  // meanwhile.
   const uint8_t* next = nullptr;
 };
 
@@ -103,8 +108,8 @@ struct Kernels {
   float (*max_many)(const float* x, int n);                // NaN in, NaN out
   float (*sum_exp16)(const float* x, int n, float shift);  // sum16 of exp(x - shift)
 
-  // Runs the instructions that kernels for `format` are made of on registers alone, `rounds` times; returns the
-  // multiply-adds done. What linear kernels are measured against.
+  // Runs the instructions that kernels for `format` are made of on registers alone, `rounds` times; returns
+  // the multiply-adds done. What linear kernels are measured against.
   double (*peak)(ActFormat format, long rounds);
 };
 

@@ -24,6 +24,13 @@
   void tile_i8g32_a16(const uint8_t* tile, const Activations& a, int row0, int rows, float* out);  \
   void tile_i8g32m_a16(const uint8_t* tile, const Activations& a, int row0, int rows, float* out);
 
+// What GGUF has not.
+#define SPOLA_DECLARE_OTHER_TILES                                                                 \
+  void tile_e4m3(const uint8_t* tile, const Activations& a, int row0, int rows, float* out);      \
+  void tile_u4z64_a8(const uint8_t* tile, const Activations& a, int row0, int rows, float* out);  \
+  void tile_u4z128_a8(const uint8_t* tile, const Activations& a, int row0, int rows, float* out); \
+  void tile_i8g64_a16(const uint8_t* tile, const Activations& a, int row0, int rows, float* out);
+
 #define SPOLA_DECLARE_ROWS                                                                     \
   bool quantize_a8(const float* x, int k, int8_t* q, float* d, float* s, int16_t* h);          \
   bool quantize_a16(const float* x, int k, int16_t* q, float* d);                              \
@@ -41,18 +48,21 @@
 
 namespace spola::scalar {
 SPOLA_DECLARE_TILES
+SPOLA_DECLARE_OTHER_TILES
 SPOLA_DECLARE_ROWS
 }  // namespace spola::scalar
 
 #if defined(SPOLA_HAVE_X86)
 namespace spola::avx2 {
 SPOLA_DECLARE_TILES
+SPOLA_DECLARE_OTHER_TILES
 SPOLA_DECLARE_ROWS
 }  // namespace spola::avx2
 
 // The others are AVX2's: there is nothing to gain on rows this short.
 namespace spola::avx512vnni {
 SPOLA_DECLARE_TILES
+SPOLA_DECLARE_OTHER_TILES
 void silu_mul(const float* gate, const float* up, int n, float* y);
 void gelu_tanh_mul(const float* gate, const float* up, int n, float* y);
 void exp_many(const float* x, int n, float* y);
