@@ -85,7 +85,8 @@ def compare(model: Model, **config) -> None:
 @pytest.mark.parametrize("precise", [False, True])
 def test_every_weight_type(dtype: str, precise: bool) -> None:
     wide = BY_NAME[dtype].block == 256
-    tiny = Tiny(seed=1, layers=1, dtype=dtype, hidden=256 if wide else 64, ff=256 if wide else 96)
+    ff = 256 if wide else 128 if BY_NAME[dtype].block == 64 else 96
+    tiny = Tiny(seed=1, layers=1, dtype=dtype, hidden=256 if wide else 64, ff=ff)
     compare(Model(replace(tiny, head_dim=64 if wide else 16)), precise=precise)
 
 

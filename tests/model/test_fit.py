@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("spola._native", reason="the native extension is not built")
 
-from spola.core.dtype import BY_NAME
+from spola.core.dtype import BY_GGUF_ID
 from spola.core.errors import CapacityError
 from spola.runtime.build import load_engine
 from spola.runtime.config import Options
@@ -18,7 +18,7 @@ EXTRA = 1 << 17  # rope tables, padding between parts
 
 
 @pytest.mark.parametrize("precise", [False, True])
-@pytest.mark.parametrize("dtype", BY_NAME)
+@pytest.mark.parametrize("dtype", [kind.name for kind in BY_GGUF_ID.values()])
 def test_the_weights_take_what_was_predicted(dtype: str, precise: bool, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     shape = {"hidden": 256, "heads": 8, "kv_heads": 4, "head_dim": 32, "ff": 512, "layers": 1}

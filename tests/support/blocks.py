@@ -13,7 +13,7 @@ import numpy.typing as npt
 from spola.backends.reference.blocks import LAYOUTS, decode
 from spola.core.dtype import BY_NAME
 
-__all__ = ["ENCODABLE", "encode", "make_tensor", "random_blocks"]
+__all__ = ["ENCODABLE", "e4m3_codes", "encode", "make_tensor", "random_blocks"]
 
 F32 = npt.NDArray[np.float32]
 
@@ -74,7 +74,26 @@ def _q8_0(blocks: F32) -> npt.NDArray[Any]:
     return out
 
 
+_E4M3 = decode("F8_E4M3", b"".join(b"\0\0\x80?" + bytes(range(i, i + 64)) for i in (0, 64)), 1, 128)[0, :127]
+
+
+def e4m3_codes(values: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+    """The nearest E4M3 codes of ``values``, those beyond 448 clipped; ties to the lower magnitude."""
+    x = np.asarray(values, np.float32)
+    middles = (_E4M3[1:].astype(np.float64) + _E4M3[:-1]) / 2
+    return np.searchsorted(middles, np.abs(x)).astype(np.uint8) | np.where(x < 0, 128, 0).astype(np.uint8)
+
+
+def _f8_e4m3(blocks: F32) -> npt.NDArray[Any]:
+    d = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(448)
+    out = np.zeros(len(blocks), dtype=[("d", "<f4"), ("qs", "u1", 64)])
+    out["d"] = d[:, 0]
+    out["qs"] = e4m3_codes(blocks * _inverse(d))
+    return out
+
+
 _QUANTIZERS = {
+    "F8_E4M3": _f8_e4m3,
     "Q4_0": lambda blocks: _symmetric("Q4_0", blocks, 8),
     "Q4_1": lambda blocks: _affine("Q4_1", blocks, 15),
     "Q5_0": lambda blocks: _symmetric("Q5_0", blocks, 16),

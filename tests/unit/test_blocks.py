@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from spola.backends.reference.blocks import LAYOUTS, QUANTIZED, check_finite, codes, decode
-from spola.core.dtype import BY_NAME
+from spola.core.dtype import BY_GGUF_ID, BY_NAME
 from spola.core.errors import ModelError
 from support.blocks import ENCODABLE, encode, make_tensor, random_blocks
 
 ROWS, COLS = 6, 512
-ALL = tuple(BY_NAME)
+ALL = tuple(kind.name for kind in BY_GGUF_ID.values())
 GROUP = {"Q2_K": 16, "Q3_K": 16, "Q6_K": 16}
 WITH_MIN = {"Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"}
 RANGE = {
@@ -164,7 +164,7 @@ def test_an_overflowing_mxfp4_block_is_found() -> None:
         check_finite("w", decode("MXFP4", blocks.tobytes(), 1, 32))
 
 
-@pytest.mark.parametrize("dtype", ENCODABLE)
+@pytest.mark.parametrize("dtype", [name for name in ENCODABLE if name in ALL])
 def test_encoders_equal_the_gguf_package(dtype: str) -> None:
     rng = np.random.default_rng(11)
     weights = rng.normal(0, 1, (ROWS, COLS)).astype(np.float32)
@@ -174,7 +174,7 @@ def test_encoders_equal_the_gguf_package(dtype: str) -> None:
     assert encode(dtype, weights) == theirs
 
 
-@pytest.mark.parametrize("dtype", ENCODABLE)
+@pytest.mark.parametrize("dtype", [name for name in ENCODABLE if name in ALL])
 def test_encoding_is_near(dtype: str) -> None:
     weights = np.random.default_rng(2).uniform(-1, 1, (ROWS, COLS)).astype(np.float32)
     # Half a step of the type over a range of 2 (or a relative step of the significand), plus f16 scales.

@@ -155,8 +155,8 @@ SPOLA_INLINE Solved solve(const float* x, const float* w, const float* q, float 
     scale = swqx / swqq;
   }
   // sum of w (scale q - min - x)^2, multiplied out.
-  const float error = scale * scale * swqq + min * min * sw + swxx -
-                      2.0f * (scale * min * swq + scale * swqx - min * swx);
+  const float error =
+      scale * scale * swqq + min * min * sw + swxx - 2.0f * (scale * min * swq + scale * swqx - min * swx);
   return {{scale, min}, error};
 }
 
@@ -294,8 +294,8 @@ SPOLA_CLONES void encode_q6_k(const float* x, int64_t blocks, uint8_t* out) {
       for (int j = 0; j < 32; ++j) {
         b.ql[64 * half + j] = static_cast<uint8_t>((h[j] & 15) | (h[j + 64] & 15) << 4);
         b.ql[64 * half + 32 + j] = static_cast<uint8_t>((h[j + 32] & 15) | (h[j + 96] & 15) << 4);
-        b.qh[32 * half + j] = static_cast<uint8_t>(h[j] >> 4 | (h[j + 32] >> 4) << 2 |
-                                                   (h[j + 64] >> 4) << 4 | (h[j + 96] >> 4) << 6);
+        b.qh[32 * half + j] = static_cast<uint8_t>(h[j] >> 4 | (h[j + 32] >> 4) << 2 | (h[j + 64] >> 4) << 4 |
+                                                   (h[j + 96] >> 4) << 6);
       }
     }
     std::memcpy(out, &b, sizeof b);
@@ -334,6 +334,15 @@ void decode_halves(const uint8_t* row, int64_t n, float* out) {
   }
 }
 
+void decode_e4m3(const uint8_t* row, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint8_t* block = row + i / 64 * static_cast<int64_t>(sizeof(BlockE4M3));
+    float scale;
+    std::memcpy(&scale, block, sizeof scale);
+    out[i] = e4m3_to_f32(block[sizeof scale + i % 64]) * scale;
+  }
+}
+
 }  // namespace
 
 bool can_encode(GgmlType type) {
@@ -357,6 +366,7 @@ void decode_values(GgmlType type, const uint8_t* row, int64_t n, float* out) {
     case GgmlType::kF32: std::memcpy(out, row, static_cast<size_t>(n) * sizeof(float)); return;
     case GgmlType::kF16: return decode_halves<f16_to_f32>(row, n, out);
     case GgmlType::kBF16: return decode_halves<bf16_to_f32>(row, n, out);
+    case GgmlType::kE4M3: return decode_e4m3(row, n, out);
     default: break;
   }
   const TypeShape shape = type_shape(type);

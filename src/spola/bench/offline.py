@@ -197,7 +197,7 @@ class Offline:
 
     def _format(self, dtype: str) -> str:
         """Activation format of the native kernels: docs/numerics.md."""
-        if BY_NAME[dtype].block == 1:
+        if BY_NAME[dtype].block == 1 or dtype == "F8_E4M3":
             return "f32"
         return "a16" if dtype == "Q8_0" or self.loaded.config.precise else "a8"
 

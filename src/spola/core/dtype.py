@@ -1,4 +1,4 @@
-"""The table of tensor types: names, GGUF ids, block sizes in elements and bytes.
+"""The table of tensor types: names, ids (GGUF's, where it has the type), block sizes in elements and bytes.
 
 The ids and sizes follow ggml's ``ggml_type`` enumeration as written in GGUF v2 and v3. Decoding lives
 in ``backends.reference.blocks`` and in ``native/`` (kernels); this module only knows sizes.
@@ -46,9 +46,11 @@ _SUPPORTED = (
     DType("BF16", 30, 1, 2),
     DType("MXFP4", 39, 32, 17),
 )
+# Not of GGUF; the id is the one that native/src/base/blocks.h gives it. A block is an f32 scale and 64 codes.
+_OTHERS = (DType("F8_E4M3", 1000, 64, 68),)
 
 BY_GGUF_ID: dict[int, DType] = {t.gguf_id: t for t in _SUPPORTED}
-BY_NAME: dict[str, DType] = {t.name: t for t in _SUPPORTED}
+BY_NAME: dict[str, DType] = {t.name: t for t in (*_SUPPORTED, *_OTHERS)}
 
 # Named so that a refusal can say what the type is, not only its number.
 KNOWN_UNSUPPORTED: dict[int, str] = {

@@ -13,6 +13,7 @@ from struct import error as StructError
 from struct import pack
 from typing import Any, BinaryIO
 
+from spola.core.dtype import BY_GGUF_ID
 from spola.formats.gguf_split import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS, shard_path
 from spola.formats.gguf_types import (
     ALIGNMENT_KEY,
@@ -130,6 +131,9 @@ def _check(tensors: Sequence[NewTensor], alignment: int) -> None:
     if not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise ValueError(f"alignment {alignment} is not a power of two from 8 to {MAX_ALIGNMENT}")
     check_tensors(tensors)
+    for tensor in tensors:
+        if tensor.dtype.gguf_id not in BY_GGUF_ID:
+            raise ValueError(f"tensor {tensor.name}: GGUF has no type {tensor.dtype.name}")
     for tensor in tensors:
         if not 1 <= len(tensor.shape) <= MAX_DIMS or min(tensor.shape) < 1:
             raise ValueError(f"tensor {tensor.name} has the shape {tensor.shape}")

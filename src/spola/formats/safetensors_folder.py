@@ -11,9 +11,10 @@ from pathlib import Path
 
 from spola.core.errors import ModelError
 from spola.formats.files import file_error, quoted
+from spola.formats.fp8 import Fp8Tensor, find_fp8
 from spola.formats.json_file import read_json
 from spola.formats.safetensors import SafetensorsFile, open_safetensors
-from spola.formats.tensors import TensorEntry, TensorSource, UnsupportedTensor
+from spola.formats.tensors import TensorEntry, TensorSource, UnsupportedTensor, check_range
 
 __all__ = ["INDEX", "FolderTensors", "open_folder"]
 
@@ -25,7 +26,10 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class FolderTensors(TensorSource):
-    """The tensors of a folder. ``fingerprint``: a hash of the tables, sizes and times of change."""
+    """The tensors of a folder. ``fingerprint``: a hash of the tables, sizes and times of change.
+
+    FP8 weights are blocks that hold codes and scales; ``unscaled``: those that have no scale tensor.
+    """
 
     def __init__(
         self,
@@ -33,6 +37,8 @@ class FolderTensors(TensorSource):
         tensors: dict[str, TensorEntry],
         unsupported: dict[str, UnsupportedTensor],
     ) -> None:
+        self._fp8, self.unscaled = find_fp8(tensors, unsupported)
+        tensors.update({name: fp8.entry for name, fp8 in self._fp8.items()})
         super().__init__([file for part in parts for file in part.files], tensors, unsupported)
         state = blake2b(digest_size=16)
         for part in parts:
@@ -41,6 +47,21 @@ class FolderTensors(TensorSource):
         for entry in tensors.values():
             state.update(f"{entry.name} {entry.dtype.name} {entry.shape} {entry.offset};".encode())
         self.fingerprint = state.hexdigest()
+
+    def read_range(self, name: str, start: int, count: int) -> bytearray:
+        fp8 = self._fp8.get(name)
+        return super().read_range(name, start, count) if fp8 is None else self._blocks(fp8, start, count)
+
+    def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
+        fp8 = self._fp8.get(name)
+        if fp8 is None:
+            super().read_into(name, buffer, start)
+        else:
+            buffer.cast("B")[:] = self._blocks(fp8, start, buffer.nbytes)
+
+    def _blocks(self, fp8: Fp8Tensor, start: int, count: int) -> bytearray:
+        check_range(fp8.entry, start, count)
+        return fp8.compose(start, count, lambda entry, at, n: self._file(entry).read(entry.offset + at, n))
 
 
 def open_folder(folder: Path) -> FolderTensors:
@@ -56,7 +77,7 @@ def open_folder(folder: Path) -> FolderTensors:
         else:
             part = open_safetensors(_single(folder))
             stack.callback(part.close)
-            opened = FolderTensors([part], part.tensors, part.unsupported)
+            opened = FolderTensors([part], dict(part.tensors), dict(part.unsupported))
         stack.pop_all()
     return opened
 

@@ -15,7 +15,7 @@ from spola.core.dtype import DType
 from spola.core.errors import ModelError
 from spola.formats.files import RegularFile, file_error, path_text, quoted
 
-__all__ = ["TensorEntry", "TensorSource", "UnsupportedTensor", "unsupported_error"]
+__all__ = ["TensorEntry", "TensorSource", "UnsupportedTensor", "check_range", "unsupported_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ class TensorSource:
     def read_range(self, name: str, start: int, count: int) -> bytearray:
         """``count`` bytes of a tensor from byte ``start`` of it; ValueError when outside of the tensor."""
         entry = self.entry(name)
-        _check_range(entry, start, count)
+        check_range(entry, start, count)
         return self._file(entry).read(entry.offset + start, count)
 
     def read_into(self, name: str, buffer: memoryview, start: int = 0) -> None:
         """Fill ``buffer`` (writable, contiguous) with bytes of a tensor from byte ``start`` of it."""
         entry = self.entry(name)
-        _check_range(entry, start, buffer.nbytes)
+        check_range(entry, start, buffer.nbytes)
         self._file(entry).read_into(entry.offset + start, buffer.cast("B"))
 
     def close(self) -> None:
@@ -133,6 +133,7 @@ class TensorSource:
         return file
 
 
-def _check_range(entry: TensorEntry, start: int, count: int) -> None:
+def check_range(entry: TensorEntry, start: int, count: int) -> None:
+    """ValueError unless bytes ``start`` to ``start + count`` are of the tensor."""
     if start < 0 or count < 0 or start + count > entry.nbytes:
         raise ValueError(f"bytes {start}..{start + count} are outside of {entry.name}, {entry.nbytes} bytes")

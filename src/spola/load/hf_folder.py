@@ -47,6 +47,10 @@ def open_hf_folder(where: ModelPath) -> Model:
         file = open_folder(folder)
     except ModelError as error:
         raise _naming(folder, error) from None
+    if file.unscaled and config.get("quantization_config"):
+        file.close()
+        problem = f"has no scales for tensor {file.unscaled[0]}"
+        raise file_error(folder, f"{problem}, although config.json says that it is quantized")
     try:
         return _read(where, config, file)
     except ModelError as error:

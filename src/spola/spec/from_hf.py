@@ -74,16 +74,30 @@ def from_hf(
 
 
 def refuse_quantized(values: Mapping[str, Any]) -> None:
-    """Raise ModelError naming the method of a quantized folder; there is no decoding of these yet."""
+    """Raise ModelError naming the method of a quantized folder, unless it is one of FP8 weights."""
     for key in ("quantization_config", "compression_config"):
         found = values.get(key)
         if found:
             quantization = found if isinstance(found, Mapping) else {}
             method = quantization.get("quant_method", quantization.get("quant_algo", "unknown"))
+            if _is_fp8(method, quantization):
+                continue
             raise ModelError(
                 f"config.json: quant_method {show(method)} is not supported; "
                 "use the folder of the unquantized model, or a GGUF file"
             )
+
+
+def _is_fp8(method: Any, quantization: Mapping[str, Any]) -> bool:
+    """Whether weights are E4M3 codes with scales, as ``formats.fp8`` reads them."""
+    match method:
+        case "fp8" | "fbgemm_fp8":
+            return bool(quantization.get("fmt", "e4m3") == "e4m3")
+        case "compressed-tensors":
+            return bool(quantization.get("format") == "float-quantized")
+        case "modelopt":
+            return bool(quantization.get("quant_algo") == "FP8")
+    return False
 
 
 def _text_part(values: Mapping[str, Any], kind: str, key: str) -> tuple[Mapping[str, Any], list[str]]:

@@ -31,6 +31,18 @@ _IQ4 = np.array(
     dtype=np.int8,
 )
 _E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.int8)
+
+
+def _e4m3() -> F32:
+    """The values of OCP's 8-bit floats by code: sign, four bits of exponent (bias 7), three of mantissa."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    value = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
+    value[code & 0x7F == 0x7F] = np.nan
+    return np.where(code < 128, value, -value).astype(np.float32)
+
+
+_E4M3 = _e4m3()
 _PAIRS = np.array([0, 2, 4, 6], dtype=np.uint8)
 _BITS = np.arange(8, dtype=np.uint8)
 
@@ -81,6 +93,10 @@ def decode(dtype: str, data: Buffer, rows: int, cols: int) -> F32:
     _check_size(dtype, data, rows, cols)
     if dtype in QUANTIZED:
         return codes(dtype, data, rows, cols).values()
+    if dtype == "F8_E4M3":
+        blocks = np.frombuffer(data, dtype=[("d", "<f4"), ("q", "u1", 64)])
+        values: F32 = _E4M3[blocks["q"]] * blocks["d"][:, None]
+        return values.reshape(rows, cols)
     if dtype == "BF16":
         wide = np.frombuffer(data, dtype="<u2").astype(np.uint32) << np.uint32(16)
         return wide.view(np.float32).reshape(rows, cols)

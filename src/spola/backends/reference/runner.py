@@ -52,7 +52,7 @@ class ReferenceRunner:
         plain = Capabilities(
             device="cpu",
             dtypes=("f32",) if mode == "f32" else ("int8", "int16", "f32"),
-            weight_formats=("F32", "F16", "BF16", *sorted(QUANTIZED)),
+            weight_formats=("F32", "F16", "BF16", "F8_E4M3", *sorted(QUANTIZED)),
             invariant=mode == "quantized",
             speculation=True,
         )
