@@ -22,7 +22,7 @@ DEFAULT = ("native", *PYTEST)
 
 
 def native(build: str, *options: str) -> int:
-    """Configure, build and run the stand-alone kernel tests in ``build/<build>``."""
+    """Configure, build and run the stand-alone kernel tests in ``build/<build>``; look at the machine code."""
     folder = ROOT / "build" / build
     cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))
     configure = [cmake, "-S", str(ROOT / "native"), "-B", str(folder), "-DSPOLA_BUILD_TESTS=ON", *options]
@@ -37,7 +37,10 @@ def native(build: str, *options: str) -> int:
         if done.returncode:
             print((done.stdout or "") + (done.stderr or ""), file=sys.stderr)
             return done.returncode
-    return 0
+    if options[1:]:  # not as it is shipped
+        return 0
+    check = [sys.executable, str(ROOT / "tools" / "check_asm.py"), str(folder)]
+    return subprocess.run(check, cwd=ROOT, check=False).returncode
 
 
 def missing() -> list[str]:

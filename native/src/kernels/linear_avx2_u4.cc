@@ -73,19 +73,20 @@ void u4s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   acc.store();
 }
 
-// acc = fma(scale * da, float(i), acc), then fma(min, s, acc).
-template <int MR>
-SPOLA_INLINE void add_scale_min(Accumulators<MR>& acc, const __m256i (&chain)[MR][2],
-                                const __m256 (&scale)[2], const __m256 (&min)[2], const RowsA8<MR>& rows,
-                                long b) {
-#pragma GCC unroll 4
-  for (int r = 0; r < MR; ++r) {
-    const __m256 da = _mm256_broadcast_ss(rows.d[r] + b), s = _mm256_broadcast_ss(rows.s[r] + b);
+// acc = fma(scale(h) * da, float(i), acc), then fma(min(h), s, acc). A half of the tile after the other:
+// scales and mins of both would not fit into the registers beside the chains.
+template <int MR, class Scale, class Min>
+SPOLA_INLINE void add_scale_min(Accumulators<MR>& acc, const __m256i (&chain)[MR][2], Scale scale, Min min,
+                                const RowsA8<MR>& rows, long b) {
 #pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) {
+  for (int h = 0; h < 2; ++h) {
+    const __m256 d = scale(h), m = min(h);
+#pragma GCC unroll 4
+    for (int r = 0; r < MR; ++r) {
       const __m256 i = _mm256_cvtepi32_ps(pair_sum(chain[r][h]));
-      const __m256 sum = _mm256_fmadd_ps(_mm256_mul_ps(scale[h], da), i, acc.get(r, h));
-      acc.set(r, h, _mm256_fmadd_ps(min[h], s, sum));
+      const __m256 da = _mm256_mul_ps(d, _mm256_broadcast_ss(rows.d[r] + b));
+      const __m256 sum = _mm256_fmadd_ps(da, i, acc.get(r, h));
+      acc.set(r, h, _mm256_fmadd_ps(m, _mm256_broadcast_ss(rows.s[r] + b), sum));
     }
   }
 }
@@ -100,11 +101,16 @@ void u4sm(N, const uint8_t* p, const Activations& a, int row0, float* out) {
     prefetch<MR, u4sm::kBytes>(p);
     __m256i chain[MR][2];
     dot_split(chain, p + u4sm::kQs, rows.q, b * kBlock);
-    const __m256 d[2] = {load_half8(p + u4sm::kD), load_half8(p + u4sm::kD + 16)};
-    const __m256 m[2] = {load_half8(p + u4sm::kM), load_half8(p + u4sm::kM + 16)};
-    add_scale_min(acc, chain, d, m, rows, b);
+    add_scale_min(
+        acc, chain, [&](int h) { return load_half8(p + u4sm::kD + h * 16); },
+        [&](int h) { return load_half8(p + u4sm::kM + h * 16); }, rows, b);
   }
   acc.store();
+}
+
+// -(x * y) of eight f16 each.
+SPOLA_INLINE __m256 minus_product(const uint8_t* x, const uint8_t* y) {
+  return _mm256_xor_ps(_mm256_mul_ps(load_half8(x), load_half8(y)), _mm256_set1_ps(-0.0f));
 }
 
 // Groups of Blocks * 32 columns, value = d * (code - z).
@@ -122,11 +128,9 @@ struct Zeros {
         prefetch<MR, u4z::kBlockBytes>(qs);
         __m256i chain[MR][2];
         dot_split(chain, qs, rows.q, (b + i) * kBlock);
-        const __m256 d[2] = {load_half8(p + u4z::kD), load_half8(p + u4z::kD + 16)};
-        const __m256 sign = _mm256_set1_ps(-0.0f);
-        const __m256 m[2] = {_mm256_xor_ps(_mm256_mul_ps(d[0], load_half8(p + u4z::kZ)), sign),
-                             _mm256_xor_ps(_mm256_mul_ps(d[1], load_half8(p + u4z::kZ + 16)), sign)};
-        add_scale_min(acc, chain, d, m, rows, b + i);
+        add_scale_min(
+            acc, chain, [&](int h) { return load_half8(p + u4z::kD + h * 16); },
+            [&](int h) { return minus_product(p + u4z::kD + h * 16, p + u4z::kZ + h * 16); }, rows, b + i);
       }
     }
     acc.store();
@@ -154,9 +158,9 @@ void u4k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
         } else {
           dot_plane<4>(chain, pair, rows.q, (b + s) * kBlock);
         }
-        const __m256 d[2] = {_mm256_load_ps(scales.scale[s]), _mm256_load_ps(scales.scale[s] + 8)};
-        const __m256 m[2] = {_mm256_load_ps(scales.min[s]), _mm256_load_ps(scales.min[s] + 8)};
-        add_scale_min(acc, chain, d, m, rows, b + s);
+        add_scale_min(
+            acc, chain, [&](int h) { return _mm256_load_ps(scales.scale[s] + h * 8); },
+            [&](int h) { return _mm256_load_ps(scales.min[s] + h * 8); }, rows, b + s);
       }
     }
   }

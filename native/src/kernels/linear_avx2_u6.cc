@@ -37,8 +37,8 @@ SPOLA_INLINE void dot8(__m256i (&sum)[MR], const uint8_t* low, const uint8_t* hi
 
 // 32 columns, quarter Q of the half record at `half`; `scales` are the two int8 of each row.
 template <int Q, int MR>
-SPOLA_INLINE void quarter(Accumulators<MR>& acc, const uint8_t* half, const uint8_t* d, const uint8_t* scales,
-                          const RowsA8<MR>& rows, long b) {
+SPOLA_INLINE void quarter(Accumulators<MR, false>& acc, const uint8_t* half, const uint8_t* d,
+                          const uint8_t* scales, const RowsA8<MR>& rows, long b) {
   const __m256i even = _mm256_set1_epi32(0x01000100), odd = _mm256_set1_epi32(0x03020302);
   // The same for each dword of a 128-bit half: bytes 4i, 4i + 1 (or 4i + 2, 4i + 3), twice.
   const __m256i lane =
@@ -69,7 +69,7 @@ template <class N>
 void u6k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   constexpr int MR = N::value;
   const RowsA8<MR> rows(a, row0);
-  Accumulators<MR> acc(out);
+  Accumulators<MR, false> acc(out);
   for (long b = 0; b < a.k / kBlock; b += 8, p += u6k::kBytes) {
     prefetch<MR, u6k::kHalves>(p);
     for (long i = 0; i < 2; ++i) {

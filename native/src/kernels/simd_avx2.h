@@ -54,11 +54,11 @@ SPOLA_INLINE void prefetch(const uint8_t* p) {
   }
 }
 
-// The f32 accumulators of a 16 x MR tile: in registers for one or two rows, in `out` (that is, L1) for more,
-// which leaves the sixteen registers to the integer part.
-template <int MR>
+// The f32 accumulators of a 16 x MR tile: in registers for one row, in `out` (that is, L1) for more, which
+// leaves the sixteen registers to the integer part.
+template <int MR, bool InRegisters = MR == 1>
 struct Accumulators {
-  static constexpr bool kInRegisters = MR <= 2;
+  static constexpr bool kInRegisters = InRegisters;
   __m256 v[MR][2];
   float* out;
 
