@@ -1,7 +1,7 @@
 """What g++ 12 made of the SIMD sources: no spills in the inner loops of hot kernels, no code for everybody.
 
-Compilers of other versions are not judged: exit status 0 and a line saying so. Needs objdump and nm. Checks the
-objects of a finished CMake build:
+Compilers of other versions are not judged: exit status 0 and a line saying so. Needs objdump and nm. Checks
+the objects of a finished CMake build:
 
 - no vector register is stored to the stack inside an innermost loop of a linear kernel (attention keeps its
   scores there on purpose);

@@ -22,7 +22,7 @@ DEFAULT = ("native", *PYTEST)
 
 
 def native(build: str, *options: str) -> int:
-    """Configure, build and run the stand-alone kernel tests in ``build/<build>``; look at the machine code."""
+    """Configure, build and run the stand-alone kernel tests in ``build/<build>``; check their code."""
     folder = ROOT / "build" / build
     cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))
     configure = [cmake, "-S", str(ROOT / "native"), "-B", str(folder), "-DSPOLA_BUILD_TESTS=ON", *options]
