@@ -56,6 +56,14 @@ int add_vector(Decoder& d, const std::string& name, int type, int64_t n, nb::han
   return d.model().add_vector(name, type, n, view.data(), view.size(), offset);
 }
 
+void add_adapter_part(Decoder& d, int adapter, int site, int rank, float scale, nb::handle a,
+                      nb::handle b) {
+  const View first(a), second(b);
+  d.add_adapter_part(adapter, site, rank, scale, reinterpret_cast<const float*>(first.data()),
+                     first.size() / sizeof(float), reinterpret_cast<const float*>(second.data()),
+                     second.size() / sizeof(float));
+}
+
 nb::dict memory(const Decoder& d) {
   const MemoryUse use = d.memory();
   nb::dict out;
@@ -200,7 +208,12 @@ NB_MODULE(_native, m) {
            "up_bias"_a, "output"_a, "width"_a, "epilogue"_a, "clamp"_a, "up_offset"_a)
       .def("combine", &build::combine, "width"_a, "shared"_a, "shared_gate"_a, "router_width"_a)
       .def("linear", &build::linear, "parts"_a, "output"_a, "width"_a, "epilogue"_a, "multiplier"_a,
-           "clamp"_a = 0.0f, "up_offset"_a = 0.0f)
+           "clamp"_a = 0.0f, "up_offset"_a = 0.0f, "max_rank"_a = 0)
+      .def("adapt", &build::adapt, "sites"_a, "max_rank"_a)
+      .def("add_site", &Decoder::add_site, "rows"_a, "cols"_a)
+      .def("add_adapter", &Decoder::add_adapter)
+      .def("add_adapter_part", &add_adapter_part, "adapter"_a, "site"_a, "rank"_a, "scale"_a, "a"_a, "b"_a)
+      .def("drop_adapter", &Decoder::drop_adapter, "adapter"_a)
       .def("attention", &build::attention, nb::kw_only(), "group"_a, "layer"_a, "heads"_a, "scale"_a,
            "softcap"_a, "rope"_a, "q_norm"_a, "k_norm"_a, "norm_whole"_a, "sinks"_a)
       .def("head", &build::head, "norm"_a, "matrix"_a, "bias"_a, "scale"_a, "softcap"_a)

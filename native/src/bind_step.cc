@@ -1,7 +1,7 @@
 // Steps from Python and back. Layouts of the tuples (backends/native/runner.py makes and reads them):
 //   request  (id, choice, seed, ids, n_prompt, want, problem, (temperature, greedy, top_p, top_k, min_p,
 //             repetition, presence, frequency, logprobs, prompt_logprobs, processed, min_tokens),
-//             ((id, bias), ...), allowed, ends, (bad, ...))
+//             ((id, bias), ...), allowed, ends, (bad, ...), adapter)
 //   slice    (id, start, ids, tables, n_head, n_drafts, targets, masks, proposals), as spola.core.step.Slice
 //   output   (ids, accepted, logprobs, scores, vector, logits, error, prompt_logprobs), as SliceOutput there
 // Ids, tables, targets, ends, bad: bytes of int32. Masks, allowed: bytes of uint32; allowed may be empty.
@@ -71,6 +71,7 @@ RequestIn request_in(nb::handle t) {
     r.params.logit_bias.emplace_back(get<int32_t>(pair, 0), get<float>(pair, 1));
   r.params.allowed = copied<uint32_t>(nb::object(t[9]), "allowed");
   r.params.ends = copied<int32_t>(nb::object(t[10]), "RequestState.ends");
+  r.adapter = get<int>(t, 12);
   for (nb::handle bad : nb::object(t[11])) r.params.bad.push_back(copied<int32_t>(bad, "RequestState.bad"));
   return r;
 }

@@ -92,6 +92,7 @@ class Run:
 
     def __init__(self, runner: Runner, config: RunnerConfig, vocab: int) -> None:
         self.runner, self.config, self.vocab = runner, config, vocab
+        self.adapter: str | None = None
 
     @staticmethod
     def make_config(spec: DecoderSpec, length: int, threads: int = 1) -> RunnerConfig:
@@ -133,7 +134,14 @@ class Run:
     def _state(self, ids: Sequence[int], n_prompt: int, want: Any) -> RequestState:
         Run._next += 1
         return RequestState(
-            Run._next, 0, 1, pack_ids(ids), n_prompt, SamplingParams(temperature=0.0), want=want
+            Run._next,
+            0,
+            1,
+            pack_ids(ids),
+            n_prompt,
+            SamplingParams(temperature=0.0),
+            want=want,
+            adapter=self.adapter,
         )
 
     def _tables(self, start: int, end: int) -> tuple[bytes, ...]:

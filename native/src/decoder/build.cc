@@ -61,13 +61,14 @@ void prepare(Decoder& d, int input, int width, const NormTuple& norm, const std:
 }
 
 void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int width, int epilogue,
-            float multiplier, float clamp, float up_offset) {
+            float multiplier, float clamp, float up_offset, int max_rank) {
   if (parts.empty() || parts.size() > kMaxParts) throw std::invalid_argument("linear: 1 to 4 parts, please");
   Op op;
   op.kind = OpKind::kLinear;
   op.linear = LinearOp{};
   for (const PartTuple& p : parts) {
-    op.linear.part[op.linear.parts++] = {std::get<0>(p), std::get<1>(p), std::get<2>(p), Buffer::kNone};
+    const int at = op.linear.parts * max_rank;
+    op.linear.part[op.linear.parts++] = {std::get<0>(p), std::get<1>(p), std::get<2>(p), std::get<3>(p), at};
   }
   op.linear.output = buffer_of(output);
   op.linear.width = width;
@@ -75,6 +76,16 @@ void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int wid
   op.linear.multiplier = multiplier;
   op.linear.clamp = clamp;
   op.linear.up_offset = up_offset;
+  d.append(op);
+}
+
+void adapt(Decoder& d, const std::vector<int>& sites, int max_rank) {
+  if (sites.empty() || sites.size() > kMaxParts) throw std::invalid_argument("adapters: 1 to 4 parts, please");
+  Op op;
+  op.kind = OpKind::kAdapter;
+  op.adapter = AdapterOp{};
+  for (int site : sites) op.adapter.site[op.adapter.parts++] = site;
+  op.adapter.max_rank = max_rank;
   d.append(op);
 }
 

@@ -12,7 +12,7 @@
 namespace spola::build {
 
 using NormTuple = std::tuple<int, int, int, float>;  // kind, weight, bias, eps
-using PartTuple = std::tuple<int, int, int>;         // matrix, bias, column
+using PartTuple = std::tuple<int, int, int, int>;    // matrix, bias, column, site of adapters
 
 int add_rope(Decoder& d, const std::vector<double>& frequencies, double factor, bool interleaved);
 int add_kv_group(Decoder& d, int layers, int heads, int k_dim, int v_dim, int window, int k_type, int v_type,
@@ -22,7 +22,8 @@ void residual(Decoder& d, int input, const NormTuple& norm, float multiplier);
 void prepare(Decoder& d, int input, int width, const NormTuple& norm, const std::vector<int>& consumers,
              int rows);
 void linear(Decoder& d, const std::vector<PartTuple>& parts, int output, int width, int epilogue,
-            float multiplier, float clamp, float up_offset);
+            float multiplier, float clamp, float up_offset, int max_rank);
+void adapt(Decoder& d, const std::vector<int>& sites, int max_rank);
 void route(Decoder& d, int experts, int used, int width, bool normalise, float scale);
 void experts(Decoder& d, int count, int gate, int up, int gate_bias, int up_bias, int output, int width,
              int epilogue, float clamp, float up_offset);

@@ -30,6 +30,8 @@ void Decoder::check(const StepIn& step) const {
   for (const RequestIn& r : step.fresh) {
     if (r.n_prompt < 0 || r.n_prompt > r.n_ids)
       refuse("request " + std::to_string(r.id) + ": n_prompt is wrong");
+    if (r.adapter >= static_cast<int>(adapters_.size()) || (r.adapter >= 0 && !adapters_[r.adapter]))
+      refuse("request " + std::to_string(r.id) + ": its adapter is not loaded");
     live[r.id] = r.want;
   }
   const auto block = [this](int group, int id) {
@@ -124,6 +126,11 @@ void Decoder::check_linear(const LinearOp& op) const {
     if (m.cols != first.cols) refuse("linear: matrices that share an input differ in columns");
     if (op.part[p].column < 0 || op.part[p].column + m.rows > op.width)
       refuse("linear: outputs do not fit the row");
+    const int site = op.part[p].site;
+    if (site != kNoId && (site < 0 || site >= static_cast<int>(sites_.size()) ||
+                          sites_[site] != std::pair(m.rows, m.cols))) {
+      refuse("linear: the site of adapters has another shape than the matrix");
+    }
     if (op.part[p].bias != kNoId && model_.vector(op.part[p].bias).size != m.rows) {
       refuse("linear: the bias has another size than its matrix");
     }
@@ -135,6 +142,15 @@ void Decoder::check_linear(const LinearOp& op) const {
   if (op.output == Buffer::kNone || op.output == Buffer::kLogits) refuse("linear: wrong output buffer");
   if (op.output == Buffer::kResidual && op.width != config_.hidden)
     refuse("linear: the residual row has another size");
+}
+
+void Decoder::check_adapter(const AdapterOp& op) const {
+  if (op.parts < 1 || op.parts > kMaxParts || op.max_rank < 1 || op.max_rank > kMaxRank) {
+    refuse("adapters: a rank or a number of parts that is not possible");
+  }
+  for (int p = 0; p < op.parts; ++p) {
+    if (op.site[p] < kNoId || op.site[p] >= static_cast<int>(sites_.size())) refuse("adapters: there is no such site");
+  }
 }
 
 void Decoder::check_experts(const ExpertsOp& op) const {
@@ -180,6 +196,7 @@ void Decoder::check_op(const Op& op) const {
       return;
     }
     case OpKind::kPrepare: return check_norm(op.prepare.norm, op.prepare.width, "prepare");
+    case OpKind::kAdapter: return check_adapter(op.adapter);
     case OpKind::kLinear: return check_linear(op.linear);
     case OpKind::kRopeKv: {
       attention(op.rope_kv.shape);

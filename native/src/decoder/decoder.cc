@@ -46,7 +46,10 @@ int Decoder::add_kv_group(const KvShape& shape, int blocks) {
   return static_cast<int>(kv_.size()) - 1;
 }
 
-void Decoder::append(const Op& op) { program_.ops.push_back(op); }
+void Decoder::append(const Op& op) {
+  if (op.kind == OpKind::kAdapter) max_rank_ = std::max(max_rank_, op.adapter.max_rank);
+  program_.ops.push_back(op);
+}
 
 uint32_t Decoder::formats_of(const std::vector<int>& indices) const {
   uint32_t formats = 0;
@@ -60,7 +63,9 @@ void Decoder::lay_out_stages() {
   std::vector<Op>& ops = program_.ops;
   for (size_t i = ops.size() - 1; i-- > 0;) {
     const Op& next = ops[i + 1];
-    if (ops[i].kind == OpKind::kPrepare) {
+    if (ops[i].kind == OpKind::kPrepare && next.kind == OpKind::kAdapter) {
+      ops[i].barrier = false;  // adapters work on the same rows
+    } else if (ops[i].kind == OpKind::kPrepare) {
       ops[i].own = ops[i].prepare.rows == Rows::kStep && next.kind == OpKind::kLinear &&
                    next.linear.output != ops[i].prepare.input;
     } else if (ops[i].kind == OpKind::kMerge) {
@@ -76,6 +81,41 @@ void Decoder::lay_out_stages() {
     if (op->own || !(op->barrier || last || (op + 1)->own)) continue;
     program_.stages_alone.push_back({first_alone, op + 1}), first_alone = op + 1;
   }
+}
+
+int Decoder::add_site(int rows, int cols) {
+  sites_.emplace_back(rows, cols);
+  return static_cast<int>(sites_.size()) - 1;
+}
+
+int Decoder::add_adapter() {
+  size_t place = 0;
+  while (place < adapters_.size() && adapters_[place]) ++place;
+  if (place == adapters_.size()) adapters_.emplace_back();
+  adapters_[place] = std::make_unique<Adapter>();
+  adapters_[place]->site.resize(sites_.size());
+  return static_cast<int>(place);
+}
+
+void Decoder::add_adapter_part(int adapter, int site, int rank, float scale, const float* a, size_t a_count, const float* b,
+                               size_t b_count) {
+  if (adapter < 0 || adapter >= static_cast<int>(adapters_.size()) || !adapters_[adapter]) {
+    throw std::invalid_argument("there is no adapter " + std::to_string(adapter));
+  }
+  if (site < 0 || site >= static_cast<int>(sites_.size())) throw std::invalid_argument("there is no such site");
+  if (rank > max_rank_) {
+    throw std::invalid_argument("a rank of " + std::to_string(rank) + " is above the most of " +
+                                std::to_string(max_rank_));
+  }
+  const auto [rows, cols] = sites_[site];
+  adapters_[adapter]->site[site] = make_low_rank(rank, scale, rows, cols, a, a_count, b, b_count);
+}
+
+void Decoder::drop_adapter(int adapter) {
+  for (const auto& [id, request] : requests_) {
+    if (request.adapter == adapter) throw std::invalid_argument("a request still has the adapter");
+  }
+  if (adapter >= 0 && adapter < static_cast<int>(adapters_.size())) adapters_[adapter].reset();
 }
 
 void Decoder::finish() {
@@ -109,6 +149,7 @@ void Decoder::finish() {
 MemoryUse Decoder::memory() const {
   MemoryUse use;
   use.weights = model_.bytes();
+  for (const auto& adapter : adapters_) use.weights += adapter ? adapter->bytes() : 0;
   for (const KvPool& pool : kv_) use.kv += pool.bytes();
   if (work_) use.workspace = work_->bytes();
   for (const auto& [handle, weights] : held_) use.workspace += weights.size() * sizeof(float);
@@ -228,9 +269,15 @@ std::vector<Decoder::Run> Decoder::begin_runs(const StepIn& step) {
 
 void Decoder::lay_out_rows(const std::vector<SliceIn>& slices) {
   rows_.token.clear();
+  rows_.adapter.clear();
+  rows_.adapted = false;
   rows_.position.clear();
   for (auto& blocks : rows_.block) blocks.clear();
   for (const SliceIn& slice : slices) {
+    const int number = requests_.find(slice.id)->second.adapter;
+    const Adapter* adapter = number < 0 ? nullptr : adapters_[number].get();
+    rows_.adapter.insert(rows_.adapter.end(), static_cast<size_t>(slice.n), adapter);
+    rows_.adapted |= adapter != nullptr;
     for (int i = 0; i < slice.n; ++i) {
       const int32_t id = slice.ids[i];
       rows_.token.push_back(id < 0 || id >= config_.vocab ? 0 : id);  // such a slice has an error already

@@ -57,6 +57,14 @@ class Decoder {
   void set_head(const HeadOp& head) { program_.head = head; }
   // Formats of activations that the matrices of `indices` need: bits by ActFormat.
   uint32_t formats_of(const std::vector<int>& indices) const;
+  // A matrix that adapters may change; returns the number of its site.
+  int add_site(int rows, int cols);
+  // Puts an empty adapter into a free place and returns its number; parts are added one by one. Between steps
+  // only, as drop_adapter, which requests in flight must not have. Throw std::invalid_argument.
+  int add_adapter();
+  void add_adapter_part(int adapter, int site, int rank, float scale, const float* a, size_t a_count, const float* b,
+                        size_t b_count);
+  void drop_adapter(int adapter);
   // Checks the program against tensors and groups, and takes the working memory.
   void finish();
 
@@ -110,6 +118,7 @@ class Decoder {
   void check_program() const;
   void check_op(const Op& op) const;
   void check_linear(const LinearOp& op) const;
+  void check_adapter(const AdapterOp& op) const;
   void check_experts(const ExpertsOp& op) const;
   void check_norm(const NormPart& norm, int width, const char* what) const;
 
@@ -140,6 +149,9 @@ class Decoder {
   std::vector<Sampler> samplers_;
   std::unordered_map<int64_t, Request> requests_;
   std::unordered_map<int64_t, std::vector<float>> held_;
+  std::vector<std::pair<int, int>> sites_;           // rows and columns
+  std::vector<std::unique_ptr<Adapter>> adapters_;  // null: a free place
+  int max_rank_ = 0;                                 // of the program's adapter ops
   StepRows rows_;
   std::vector<int32_t> head_of_row_;  // head rows in flight: their row in the step
 };

@@ -40,8 +40,8 @@ const LinearPart& part_of(const LinearOp& op, const Model& model, int* tile) {
   return *part;
 }
 
-// One tile for the rows of a call, with delta (rows of `width` floats) and bias: out[r * 16 + j].
-void product(const OpContext& c, const LinearPart& part, int width, int tile, const Call& call, float* out) {
+// One tile for the rows of a call, with what adapters add and the bias: out[r * 16 + j].
+void product(const OpContext& c, const LinearPart& part, int tile, const Call& call, float* out) {
   const int row = call.row, rows = call.rows;
   const Matrix& m = c.model->matrix(part.matrix);
   const TileKernel kernel = c.kernels->tile[static_cast<int>(m.scheme)][static_cast<int>(m.format)];
@@ -50,13 +50,7 @@ void product(const OpContext& c, const LinearPart& part, int width, int tile, co
   kernel(tile_data(m, tile), a, row, rows, out);
   const int column = tile * kTileRows;
   const int n = std::min(kTileRows, m.rows - column);
-  if (part.delta != Buffer::kNone) {
-    for (int r = 0; r < rows; ++r) {
-      const float* delta =
-          c.work->buffer(part.delta) + static_cast<size_t>(row + r) * width + part.column + column;
-      for (int j = 0; j < n; ++j) out[r * kTileRows + j] += delta[j];
-    }
-  }
+  if (part.site != kNoId && c.rows->adapted) add_deltas(c, part, tile, row, rows, out);
   if (part.bias == kNoId) return;
   const float* bias = c.model->vector(part.bias).data + column;
   for (int r = 0; r < rows; ++r) {
@@ -78,7 +72,7 @@ void plain_tile(const LinearOp& op, const OpContext& c, int tile, const Call& ca
   const LinearPart& part = part_of(op, *c.model, &tile);
   const Matrix& m = c.model->matrix(part.matrix);
   alignas(kCacheLine) float out[kMaxRows * kTileRows];
-  product(c, part, op.width, tile, call, out);
+  product(c, part, tile, call, out);
   const int column = tile * kTileRows;
   float* y = c.work->buffer(op.output) + static_cast<size_t>(call.row) * op.width + part.column + column;
   for (int r = 0; r < call.rows; ++r) {
@@ -122,10 +116,10 @@ void activated_tile(const LinearOp& op, const OpContext& c, int tile, const Call
   const Matrix& m = c.model->matrix(op.part[0].matrix);
   if (op.parts == 2) {
     const uint8_t* second = tile_data(c.model->matrix(op.part[1].matrix), tile);
-    product(c, op.part[0], op.width, tile, {call.row, rows, call.next ? second : nullptr}, gate);
-    product(c, op.part[1], op.width, tile, call, up);
+    product(c, op.part[0], tile, {call.row, rows, call.next ? second : nullptr}, gate);
+    product(c, op.part[1], tile, call, up);
   } else {
-    product(c, op.part[0], op.width, tile, call, gate);
+    product(c, op.part[0], tile, call, gate);
     std::fill(up, up + rows * kTileRows, 1.0f);
   }
   bound(op, gate, up, rows * kTileRows);
@@ -220,7 +214,7 @@ const uint8_t* first_tile(const HeadOp& head, const OpContext& c, int worker) {
 
 void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_t* of_row, int worker) {
   const Matrix& m = c.model->matrix(head.matrix);
-  const LinearPart part{head.matrix, head.bias, 0, Buffer::kNone};
+  const LinearPart part{head.matrix, head.bias, 0, kNoId, 0};
   const size_t width = static_cast<size_t>(c.work->width(Buffer::kLogits));
   alignas(kCacheLine) float out[kMaxRows * kTileRows];
   const auto tile = [&](int t, const uint8_t* next) {
@@ -229,7 +223,7 @@ void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_
     Call call{0, 0, next};
     for (; call.row < count; call.row += call.rows, call.next = nullptr) {
       call.rows = rows_of_call(count - call.row, c.kernels->rows);
-      product(c, part, m.rows, t, call, out);
+      product(c, part, t, call, out);
       for (int r = 0; r < call.rows; ++r) {
         float* y = out + r * kTileRows;
         if (!finish_logits(head, *c.kernels, n, y)) {

@@ -308,7 +308,18 @@ namespace {
 // Ops that work row by row: several of them in one stage share out rows, not outputs.
 bool is_by_row(OpKind kind) {
   return kind == OpKind::kEmbed || kind == OpKind::kPrepare || kind == OpKind::kMerge ||
-         kind == OpKind::kResidual || kind == OpKind::kRoute || kind == OpKind::kCombine;
+         kind == OpKind::kResidual || kind == OpKind::kRoute || kind == OpKind::kCombine ||
+         kind == OpKind::kAdapter;
+}
+
+// What an op reads: what the prepare op before it has left.
+Activations activations_of(const Op& consumer, const OpContext& c, int worker) {
+  const Op* source = &consumer - 1;
+  if (source->kind == OpKind::kAdapter) --source;
+  const bool own = c.alone && source->own;
+  const Ends ends = ends_of(source->prepare, own, c, worker);
+  return prepared(ends.to, source->prepare.norm, ends.input, source->prepare.width,
+                  source->prepare.rows == Rows::kGather);
 }
 
 void run_rows(const Op& op, bool own, const OpContext& c, int worker, Range range) {
@@ -319,17 +330,9 @@ void run_rows(const Op& op, bool own, const OpContext& c, int worker, Range rang
     case OpKind::kResidual: return residual(op.residual, c, worker, range);
     case OpKind::kRoute: return run_route(op.route, c, range);
     case OpKind::kCombine: return run_combine(op.combine, c, worker, range);
+    case OpKind::kAdapter: return run_adapter(op.adapter, activations_of(op, c, worker), c, range);
     default: return;
   }
-}
-
-// What a linear op or experts read: what the prepare op before it has left.
-Activations activations_of(const Op& consumer, const OpContext& c, int worker) {
-  const Op& source = *(&consumer - 1);
-  const bool own = c.alone && source.own;
-  const Ends ends = ends_of(source.prepare, own, c, worker);
-  return prepared(ends.to, source.prepare.norm, ends.input, source.prepare.width,
-                  source.prepare.rows == Rows::kGather);
 }
 
 // Ops from *first on whose rows every worker prepares for itself, as long as it may be of use.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "decoder/adapter.h"
 #include "decoder/attention_plan.h"
 #include "decoder/kv_pool.h"
 #include "decoder/model.h"
@@ -36,6 +37,8 @@ struct StepRows {
   std::vector<std::vector<int32_t>> block;   // [group][row]: the block the row's K and V go to
   std::vector<AttentionPlan> attention;      // per group
   std::unique_ptr<std::atomic<bool>[]> bad;  // a value of the row was not finite
+  std::vector<const Adapter*> adapter;       // of the row's request, or null
+  bool adapted = false;                      // a row has one
   Routing routing;
 };
 

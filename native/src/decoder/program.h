@@ -15,7 +15,7 @@ enum class Buffer : int32_t {
   kAttention,
   kHidden,
   kBranch,  // what goes to the residual stream through a norm, or later
-  kDelta,
+  kDelta,  // what adapters make of the input: A x of each part of a linear op
   kLogits,
   kRouter,  // scores of experts
   kExpert,  // outputs of experts; it and kHidden have a row for each slot in layers of experts
@@ -66,15 +66,23 @@ struct PrepareOp {
   Rows rows = Rows::kStep;
 };
 
-// One matrix of a linear op. A delta (adapters) is added before the bias.
+// One matrix of a linear op. What a row's adapter adds at its site comes before the bias.
 struct LinearPart {
   int32_t matrix = kNoId;
   int32_t bias = kNoId;
-  int32_t column = 0;            // where its outputs begin in an output row
-  Buffer delta = Buffer::kNone;  // rows laid out like the output's
+  int32_t column = 0;    // where its outputs begin in an output row
+  int32_t site = kNoId;  // of adapters
+  int32_t at = 0;        // where A x of this part begins in a row of the delta buffer
 };
 
 constexpr int kMaxParts = 4;
+
+// A x of the sites of the linear op that follows, for rows that have an adapter; nothing without such rows.
+struct AdapterOp {
+  int32_t site[kMaxParts];
+  int32_t parts = 0;
+  int32_t max_rank = 0;
+};
 
 // output (op)= parts of activations.
 struct LinearOp {
@@ -152,6 +160,7 @@ struct MergeOp {
 enum class OpKind : int32_t {
   kEmbed = 0,
   kPrepare,
+  kAdapter,
   kLinear,
   kRopeKv,
   kAttention,
@@ -170,6 +179,7 @@ struct Op {
   union {
     EmbedOp embed;
     PrepareOp prepare;
+    AdapterOp adapter;
     LinearOp linear;
     RopeKvOp rope_kv;
     AttentionOp attention;

@@ -17,6 +17,7 @@ struct Request {
   Want want = Want::kSample;
   Params params;
   std::string problem;
+  int adapter = -1;
   int n_prompt = 0;
   int total = 0;                                // tokens named when the request came
   int known = 0;                                // tokens counted so far
@@ -33,6 +34,7 @@ struct Request {
         want(in.want),
         params(in.params),
         problem(in.problem),
+        adapter(in.adapter),
         n_prompt(in.n_prompt),
         total(in.n_ids),
         known(in.n_ids) {

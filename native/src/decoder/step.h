@@ -42,6 +42,7 @@ struct RequestIn {
   int n_prompt = 0;
   Params params;
   Want want = Want::kSample;
+  int adapter = -1;     // as Decoder::add_adapter gave it; -1: none
   std::string problem;  // not empty: every slice of the request ends with this error
 };
 

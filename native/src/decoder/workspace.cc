@@ -48,6 +48,7 @@ void Workspace::lay_out(const Program& program, const std::vector<KvShape>& kv, 
       k = std::max(k, op.experts.width);
     }
     if (op.kind == OpKind::kLinear) widen(widths_, op.linear.output, op.linear.width);
+    if (op.kind == OpKind::kAdapter) widen(widths_, Buffer::kDelta, op.adapter.parts * op.adapter.max_rank);
     if (op.kind == OpKind::kPrepare) k = std::max(k, op.prepare.width);
     if (op.kind == OpKind::kMerge) {
       const KvShape& g = kv[static_cast<size_t>(op.merge.shape.group)];

@@ -20,7 +20,8 @@ from typing import Any
 import msgspec
 
 from spola.backends.shapes import StepError, check_step, static
-from spola.core.runner import BLOCK_TOKENS, Capabilities, RunnerConfig, Tensor
+from spola.core.errors import ConfigError
+from spola.core.runner import BLOCK_TOKENS, Adapter, Capabilities, RunnerConfig, Tensor
 from spola.core.step import (
     RequestState,
     Slice,
@@ -145,6 +146,12 @@ class NullRunner:
         per_token = sum(group.bytes_per_token for group in config.kv_groups)
         context = sum(piece.start + piece.n for piece in step.slices)
         return StepOutput(self._cost.seconds(step.n_rows, context * per_token), outs)
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        raise ConfigError(f"adapter {adapter.name!r}: this backend computes nothing and has no adapters")
+
+    def drop_adapter(self, name: str) -> None:
+        """There are none."""
 
     def memory(self) -> dict[str, int]:
         return {"weights": 0, "kv": sum(8 * len(cells) for cells in self._cells), "workspace": 0}

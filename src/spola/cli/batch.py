@@ -12,6 +12,7 @@ from spola.cli.options import (
     batching_options,
     describe,
     engine_options,
+    lora_option,
     model_option,
     read_options,
     trace_failed,
@@ -46,6 +47,7 @@ REPORT_EVERY_S = 10.0
 @click.option("--max-seqs", default=32, show_default=True, type=click.IntRange(1), help="Requests at a time.")
 @batching_options
 @engine_options
+@lora_option
 @trace_option
 @click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
 @json_option

@@ -61,7 +61,8 @@ def _submit(service: Service, params: SamplingParams, history: Messages, mailbox
     """Queue the conversation, without its oldest exchanges where it has grown too long."""
     while True:
         try:
-            return service.submit(service.chat_ids(history), params, mailbox)
+            adapter = next(iter(service.config.adapters), None)
+            return service.submit(service.chat_ids(history), params, mailbox, adapter=adapter)
         except RequestError as error:
             first = 1 if history[0]["role"] == "system" else 0
             if error.code != "context_length_exceeded" or len(history) - first < 3:

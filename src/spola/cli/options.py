@@ -24,6 +24,7 @@ __all__ = [
     "describe",
     "engine_options",
     "in_short",
+    "lora_option",
     "model_option",
     "read_options",
     "sampling_options",
@@ -143,6 +144,14 @@ _BATCHING: tuple[_Decorator, ...] = (
 )
 
 
+lora_option: _Decorator = click.option(
+    "--lora",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="Load a LoRA adapter (a PEFT folder with safetensors) under a name. Repeatable.",
+)
+
+
 def batching_options(command: Any) -> Any:
     """Add the batching mode to a command that serves many; ``read_options`` takes it back out."""
     for option in reversed(_BATCHING):
@@ -169,12 +178,14 @@ def read_options(given: dict[str, Any], **fixed: Any) -> Options:
     template: Path | None = given.pop("chat_template")
     window: float | None = given.pop("batch_window", None)
     text = None if template is None else _text(template)
+    adapters = tuple(_named(value) for value in given.pop("lora", ()))
     with as_usage():
         return Options(
             backend=given.pop("backend"),
             threads=given.pop("threads"),
             precise=given.pop("precise"),
             weights=given.pop("weights"),
+            lora=adapters,
             kv_dtype=given.pop("kv_dtype"),
             kv_memory=None if memory is None else parse_memory(memory, "--kv-memory"),
             max_model_len=given.pop("max_model_len"),
@@ -187,6 +198,13 @@ def read_options(given: dict[str, Any], **fixed: Any) -> Options:
             chat_template=text,
             **fixed,
         )
+
+
+def _named(value: str) -> tuple[str, str]:
+    name, equals, path = value.partition("=")
+    if not name or not equals or not path:
+        raise click.UsageError(f"--lora {value[:80]!r}: write NAME=PATH")
+    return name, path
 
 
 @contextmanager

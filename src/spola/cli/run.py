@@ -12,6 +12,7 @@ from spola.cli.options import (
     as_usage,
     describe,
     engine_options,
+    lora_option,
     model_option,
     read_options,
     sampling_options,
@@ -41,6 +42,7 @@ DEFAULT_MAX_TOKENS = 512
 @click.option("--system", metavar="STR", help="What the system message says.")
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")
 @engine_options
+@lora_option
 @trace_option
 @click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
 @json_option
@@ -65,6 +67,8 @@ def command(
         prompt = read_stdin("PROMPT").removesuffix("\n")
         if not prompt:
             raise click.UsageError("there is no PROMPT and stdin is empty")
+    if len(given["lora"]) > 1:
+        raise click.UsageError("an answer has one adapter: give one --lora, or serve with several")
     options = read_options(given, trace=given.pop("trace"), max_seqs=1)
     with as_usage():
         SamplingParams(**{name: value for name, value in given.items() if value is not None})
@@ -100,7 +104,7 @@ def _answer(
     else:
         ids = service.chat_ids([*history, {"role": "user", "content": prompt}])
     mailbox = QueueMailbox()
-    job = service.submit(ids, params, mailbox)
+    job = service.submit(ids, params, mailbox, adapter=only_adapter(service))
     try:
         follow(job, mailbox, quiet=as_json)
     except BaseException:
@@ -110,6 +114,11 @@ def _answer(
         emit_json(result_json(job))
     note(stats_line(service, job))
     return 0
+
+
+def only_adapter(service: Service) -> str | None:
+    """The adapter that was asked for, if one was."""
+    return next(iter(service.config.adapters), None)
 
 
 def follow(job: Job, mailbox: QueueMailbox, *, quiet: bool) -> None:

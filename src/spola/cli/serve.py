@@ -15,6 +15,7 @@ from spola.cli.options import (
     describe,
     engine_options,
     in_short,
+    lora_option,
     model_option,
     read_options,
     trace_failed,
@@ -115,6 +116,7 @@ def _server_options(command: Any) -> Any:
 @_server_options
 @batching_options
 @engine_options
+@lora_option
 @trace_option
 @click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
 @json_option
@@ -138,6 +140,8 @@ def command(
     options = read_options(given, trace=given.pop("trace"), max_seqs=max_seqs, itl_target_s=itl_target / 1000)
     where = resolve_model(model)
     names = tuple(dict.fromkeys(served_model_name)) or (where.name,)
+    if taken := next((name for name in names if name in dict(options.lora)), None):
+        raise click.UsageError(f"--lora: an adapter must not have the name of the model, {taken!r}")
     listener = bind(host, port)
     say: Callable[[str], None] = note
     if form == "json":

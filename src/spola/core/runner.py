@@ -18,6 +18,8 @@ __all__ = [
     "KV_GROUP",
     "KV_TYPES",
     "SEGMENT_TOKENS",
+    "Adapter",
+    "AdapterPart",
     "Capabilities",
     "DraftHolder",
     "KvGroup",
@@ -99,6 +101,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     weight_formats: tuple[str, ...] = ()  # DType names
     invariant: bool = False  # output bits independent of batch, chunk and threads
     speculation: bool = False
+    adapters: bool = False
     tensor_parallel: bool = False
     pipeline_parallel: bool = False
 
@@ -117,6 +120,7 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int  # positions, at most: factors that depend on length are chosen with it
     threads: int = 1
     precise: bool = False  # int16 per-token activations for every quantized weight
+    max_lora_rank: int = 0  # of adapters that will be added; 0: none will
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -130,6 +134,26 @@ class Tensor(msgspec.Struct, frozen=True):
     dtype: str  # DType name
     shape: tuple[int, ...]
     data: Any
+
+
+class AdapterPart(msgspec.Struct, frozen=True):
+    """What an adapter adds to one matrix: ``a`` f32 [rank, columns] and ``b`` f32 [rows, rank], as bytes."""
+
+    a: bytes
+    b: bytes
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter: y = W x + b (scale * (a x)) for the matrices of ``parts``, by canonical tensor name."""
+
+    name: str
+    rank: int
+    scale: float
+    parts: dict[str, AdapterPart]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(part.a) + len(part.b) for part in self.parts.values())
 
 
 @runtime_checkable
@@ -147,6 +171,15 @@ class Runner(Protocol):
 
     def execute(self, step: Step) -> StepOutput:
         """Run one Step. An error of one request is in its SliceOutput, never raised."""
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Take in what requests may name from the next step on; capability ``adapters``.
+
+        Its rank is at most ``RunnerConfig.max_lora_rank``. Raises ModelError for factors that do not fit.
+        """
+
+    def drop_adapter(self, name: str) -> None:
+        """Free an adapter that no live request has; ValueError otherwise."""
 
     def memory(self) -> dict[str, int]:
         """Bytes held, by what for: at least ``weights``, ``kv`` and ``workspace``."""

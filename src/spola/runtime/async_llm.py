@@ -17,6 +17,7 @@ from spola.engine.drafter import DraftRule
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
 from spola.runtime.desk import Desk, Ticket
+from spola.runtime.lora import LoRARequest, adapter_names
 from spola.runtime.outputs import RequestOutput, output_of
 from spola.runtime.prompts import parse_prompt
 from spola.runtime.service import Service
@@ -40,6 +41,7 @@ class AsyncLLM:
         threads: int | None = None,
         precise: bool = False,
         weights: str | None = None,
+        lora: Mapping[str, str] | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         kv_dtype: str = "f16",
@@ -55,6 +57,7 @@ class AsyncLLM:
             threads=threads,
             precise=precise,
             weights=weights,
+            lora=tuple((lora or {}).items()),
             max_model_len=max_model_len,
             max_seqs=max_num_seqs,
             kv_dtype=kv_dtype,
@@ -65,7 +68,7 @@ class AsyncLLM:
             prefix_cache=enable_prefix_caching,
             itl_target_s=itl_target_s,
         )
-        self._attach(build_service(None if model is None else str(model), options))
+        self._attach(build_service(None if model is None else str(model), options), lora)
 
     @classmethod
     def from_service(cls, service: Service) -> AsyncLLM:
@@ -74,8 +77,9 @@ class AsyncLLM:
         llm._attach(service)
         return llm
 
-    def _attach(self, service: Service) -> None:
+    def _attach(self, service: Service, lora: Mapping[str, str] | None = None) -> None:
         self._service = service
+        self._lora = dict(lora or dict.fromkeys(service.config.adapters, ""))
         self._desk: tuple[asyncio.AbstractEventLoop, Desk] | None = None
         self._tickets: dict[str, Ticket | None] = {}  # None: not yet with the engine
         self._closer = weakref.finalize(self, service.close)
@@ -94,6 +98,7 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answer to one prompt (text, ids or vLLM's prompt dict) as it grows.
 
@@ -105,7 +110,7 @@ class AsyncLLM:
         text, given = parse_prompt(prompt)
         encode = self._service.prompt_ids
         source = text if text is not None else given
-        return self._answer(encode, source, text, sampling_params, request_id, priority)
+        return self._answer(encode, source, text, sampling_params, request_id, priority, lora_request)
 
     def chat(
         self,
@@ -114,10 +119,11 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answer to a conversation, through the model's chat template; else as ``generate``."""
         encode = self._service.chat_ids
-        return self._answer(encode, messages, None, sampling_params, request_id, priority)
+        return self._answer(encode, messages, None, sampling_params, request_id, priority, lora_request)
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests; their generators give a last output with the finish reason "abort".
@@ -152,6 +158,7 @@ class AsyncLLM:
         params: SamplingParams | None,
         request_id: str,
         priority: int,
+        lora: LoRARequest | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         if request_id in self._tickets:
             raise RequestError(f"request_id {request_id!r:.80} is in use", param="request_id")
@@ -160,7 +167,8 @@ class AsyncLLM:
         try:
             ids = await asyncio.to_thread(encode, prompt)
             early = request_id not in self._tickets  # aborted while it was being tokenized
-            ticket = desk.submit(ids, params or SamplingParams(), priority=priority)
+            how: dict[str, Any] = {"priority": priority, "adapter": adapter_names(lora, 1, self._lora)[0]}
+            ticket = desk.submit(ids, params or SamplingParams(), **how)
             self._tickets[request_id] = ticket
             if early:
                 self._service.abort(ticket.job)

@@ -6,15 +6,16 @@ The only module that names concrete classes of the layers below. Backends are fo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from spola.backends.registry import backend
 from spola.core import flags
 from spola.core.errors import ConfigError, ModelError
-from spola.core.runner import Runner, RunnerConfig
+from spola.core.runner import Adapter, Runner, RunnerConfig
 from spola.engine.drafter import Drafter
 from spola.engine.engine import Engine, Recorder
 from spola.engine.limits import Limits
@@ -24,6 +25,7 @@ from spola.engine.report import Observer
 from spola.engine.scheduler import Scheduler
 from spola.engine.speculate import Speculator, StepTimes
 from spola.engine.suffix import SuffixProposer
+from spola.load.adapter import open_adapter
 from spola.load.model import Model, open_model
 from spola.load.resolve import ModelPath, resolve_model
 from spola.runtime.bandwidth import cached
@@ -114,9 +116,12 @@ def load_engine(
                 opened = with_weights(opened, weight_type(options.weights))
             template = _template(opened, options)
             machine = probe()
-            config = resolve(opened, options, machine, runner, draft)
+            adapters = _adapters(opened, options, machine, runner)
+            config = resolve(opened, options, machine, runner, draft, adapters)
             timeline = None if options.trace is None else Timeline(options.trace)
             runner.load(opened.spec, opened.tensors(converter(config.threads)), _runner_config(config))
+            for adapter in adapters:
+                runner.add_adapter(adapter)
             times = StepTimes()
             if draft is not None:
                 helper = backend(options.backend)()
@@ -177,11 +182,16 @@ def load_engine(
 
 
 def resolve(
-    model: Model, options: Options, machine: Machine, runner: Runner, draft: Model | None = None
+    model: Model,
+    options: Options,
+    machine: Machine,
+    runner: Runner,
+    draft: Model | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> EngineConfig:
     """Choose what ``options`` leaves open; refuse what the backend or the machine cannot do.
 
-    The weights and the cache of a ``draft`` model come out of the same memory.
+    The weights and the cache of a ``draft`` model come out of the same memory, and ``adapters`` too.
     """
     caps = runner.capabilities
     for opened in (model, *([draft] if draft is not None else [])):
@@ -207,9 +217,10 @@ def resolve(
     packed = _packed_bytes(model, runner, options.precise)
     drafts = draft_groups(draft, kv_dtypes)
     draft_packed = 0 if draft is None else _packed_bytes(draft, runner, options.precise)
+    adapter_bytes = sum(adapter.nbytes for adapter in adapters)
     found = fit(
         (*groups, *drafts),
-        weights=packed + draft_packed,
+        weights=packed + draft_packed + adapter_bytes,
         tables=position_bytes(model.spec) + (0 if draft is None else position_bytes(draft.spec)),
         trained=model.spec.context,
         machine=machine,
@@ -253,6 +264,9 @@ def resolve(
         batch_window_s=window,
         reservation=options.reservation,
         fingerprint=model.fingerprint,
+        adapters=tuple(adapter.name for adapter in adapters),
+        adapter_bytes=adapter_bytes,
+        max_lora_rank=max((adapter.rank for adapter in adapters), default=0),
         itl_target_s=options.itl_target_s,
         speculate=options.speculate,
         draft_rule=options.draft_rule,
@@ -295,7 +309,16 @@ def _runner_config(config: EngineConfig) -> RunnerConfig:
         max_model_len=config.max_model_len,
         threads=config.threads,
         precise=config.precise,
+        max_lora_rank=config.max_lora_rank,
     )
+
+
+def _adapters(model: Model, options: Options, machine: Machine, runner: Runner) -> list[Adapter]:
+    """The adapters asked for, read and checked against the model."""
+    if options.lora and not runner.capabilities.adapters:
+        raise ConfigError(f"lora: backend {options.backend} has no adapters")
+    convert = converter(machine.threads)
+    return [open_adapter(Path(path), name, model.spec, convert) for name, path in options.lora]
 
 
 def _template(model: Model, options: Options) -> ChatTemplate | None:

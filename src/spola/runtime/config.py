@@ -43,14 +43,16 @@ class Options:
     a value of ``SPECULATE``, or ``draft=MODEL``; ``draft_rule`` how those of a model are verified.
     ``kv_memory`` is in bytes, or, as a float below 1, a fraction of what this process may use. ``weights``
     quantizes F32, F16 and BF16 weights of the served model while they are loaded: a key of
-    ``spec.weight_types.WEIGHT_TYPES``. ``batching``, ``batch_window_s`` (for dynamic batching; None is 0.2)
-    and ``reservation`` are those of ``engine.limits.Limits``. Raises ConfigError naming the field.
+    ``spec.weight_types.WEIGHT_TYPES``. ``lora`` are adapters that requests may name: (name, folder).
+    ``batching``, ``batch_window_s`` (for dynamic batching; None is 0.2) and ``reservation`` are those of
+    ``engine.limits.Limits``. Raises ConfigError naming the field.
     """
 
     backend: str = "native"
     threads: int | None = None
     precise: bool = False
     weights: str | None = None
+    lora: tuple[tuple[str, str], ...] = ()
     kv_dtype: str = "f16"
     kv_memory: int | float | None = None
     max_model_len: int | None = None
@@ -97,6 +99,9 @@ class Options:
             raise ConfigError(f"batch_window must be at least 0 ms, not {self.batch_window_s * 1000:g}")
         if self.weights is not None:
             weight_type(self.weights)
+        names = [name for name, _ in self.lora]
+        if len(set(names)) != len(names) or not all(names):
+            raise ConfigError("lora: each adapter needs a name of its own")
         if self.max_step_tokens < self.max_seqs:
             raise ConfigError(
                 f"max_step_tokens ({self.max_step_tokens}) must be at least max_seqs ({self.max_seqs})"
@@ -154,6 +159,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_window_s: float = 0.0
     reservation: Reservation = "paged"
     fingerprint: str
+    adapters: tuple[str, ...] = ()
+    adapter_bytes: int = 0
+    max_lora_rank: int = 0
     itl_target_s: float | None = None
     speculate: str = "off"
     draft: DraftConfig | None = None

@@ -18,6 +18,7 @@ from spola.runtime.answer import Job
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
 from spola.runtime.loop import QueueMailbox
+from spola.runtime.lora import LoRARequest, adapter_names
 from spola.runtime.outputs import RequestOutput, StreamOutput, output_of
 from spola.runtime.prompts import listed_prompts, parse_prompt
 from spola.runtime.service import Service
@@ -32,8 +33,9 @@ class LLM:
     """A loaded model. Close it, or use it as a context manager.
 
     ``model`` is a GGUF file, a Hugging Face folder, ``org/name[:TYPE]`` in the hub's cache, or ``smollm2``,
-    which is also the default. ``weights`` quantizes it while it is loaded (``q8_0``, ``q4_k``). ``kv_memory``
-    in bytes or as a fraction, ``max_model_len`` in tokens; None chooses by what this machine has.
+    which is also the default. ``weights`` quantizes it while it is loaded (``q8_0``, ``q4_k``). ``lora``:
+    name -> folder of adapters that a ``LoRARequest`` may name. ``kv_memory`` in bytes or as a fraction,
+    ``max_model_len`` in tokens; None chooses by what this machine has.
     ``speculate`` off, ngram or suffix drafts tokens from the text so far, ``draft=MODEL`` by a smaller model:
     the same output, in fewer steps. ``draft_rule`` rejection accepts more of a model's drafts when sampling,
     for a text that is as likely but another one. Raises ModelError, ConfigError or CapacityError in one line.
@@ -47,6 +49,7 @@ class LLM:
         threads: int | None = None,
         precise: bool = False,
         weights: str | None = None,
+        lora: Mapping[str, str] | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         kv_dtype: str = "f16",
@@ -61,6 +64,7 @@ class LLM:
             threads=threads,
             precise=precise,
             weights=weights,
+            lora=tuple((lora or {}).items()),
             max_model_len=max_model_len,
             max_seqs=max_num_seqs,
             kv_dtype=kv_dtype,
@@ -70,7 +74,7 @@ class LLM:
             draft_rule=draft_rule,
             prefix_cache=enable_prefix_caching,
         )
-        self._attach(build_service(None if model is None else str(model), options))
+        self._attach(build_service(None if model is None else str(model), options), lora)
 
     @classmethod
     def from_service(cls, service: Service) -> LLM:
@@ -79,8 +83,9 @@ class LLM:
         llm._attach(service)
         return llm
 
-    def _attach(self, service: Service) -> None:
+    def _attach(self, service: Service, lora: Mapping[str, str] | None = None) -> None:
         self._service = service
+        self._lora = dict(lora or dict.fromkeys(service.config.adapters, ""))
         self._count = 0
         # Also when the object is dropped, or the program ends, without a call of close().
         self._closer = weakref.finalize(self, service.close)
@@ -96,28 +101,32 @@ class LLM:
         self,
         prompts: str | Sequence[Any] | Mapping[str, Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete ``prompts``: one or a list of texts, lists of token ids, or vLLM's prompt dicts.
 
-        One SamplingParams for all, or one each. All run together; outputs are in the order of the prompts. A
-        malformed prompt raises RequestError before anything runs; what goes wrong later is in that output's
-        ``error``.
+        One SamplingParams for all, or one each; the same of ``lora_request``. All run together; outputs are
+        in the order of the prompts. A malformed prompt raises RequestError before anything runs; what goes
+        wrong later is in that output's ``error``.
         """
         parsed = [parse_prompt(prompt) for prompt in listed_prompts(prompts)]
         ids = [self._service.prompt_ids(text if text is not None else given) for text, given in parsed]
-        return self._run(ids, [text for text, _ in parsed], sampling_params)
+        return self._run(ids, [text for text, _ in parsed], sampling_params, lora_request)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template."""
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise RequestError("messages must be a non-empty list of messages", param="messages")
         many: Any = messages if not isinstance(messages[0], Mapping) else [messages]
         ids = [self._service.chat_ids(conversation) for conversation in many]
-        return self._run(ids, [None] * len(ids), sampling_params)
+        return self._run(ids, [None] * len(ids), sampling_params, lora_request)
 
     def stream(
         self, prompt: str | Sequence[int] | Messages, sampling_params: SamplingParams | None = None
@@ -169,14 +178,21 @@ class LLM:
         prompts: Sequence[list[int]],
         texts: Sequence[str | None],
         given: SamplingParams | Sequence[SamplingParams] | None,
+        lora: LoRARequest | Sequence[LoRARequest | None] | None,
     ) -> list[RequestOutput]:
         params = _params(given, len(prompts))
+        adapters = adapter_names(lora, len(prompts), self._lora)
         for ids, one in zip(prompts, params, strict=True):
             self._service.check(ids, one)
+        for adapter in adapters:
+            self._service.check_adapter(adapter)
         mailbox = QueueMailbox()
         jobs: list[Job] = []
         try:
-            jobs += (self._service.submit(i, p, mailbox) for i, p in zip(prompts, params, strict=True))
+            jobs += (
+                self._service.submit(i, p, mailbox, adapter=a)
+                for i, p, a in zip(prompts, params, adapters, strict=True)
+            )
             by_id = {id: job for job in jobs for id in job.ids}
             while not all(job.done for job in jobs):
                 for mail in mailbox.get():

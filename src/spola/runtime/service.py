@@ -137,6 +137,14 @@ class Service:
         self.tokenizer.check_ids(params.logit_bias or (), "logit_bias")
         self.tokenizer.check_ids(params.allowed_token_ids or (), "allowed_token_ids")
 
+    def check_adapter(self, name: str | None) -> None:
+        """Raise RequestError for an adapter that was not loaded."""
+        if name is not None and name not in self.config.adapters:
+            known = ", ".join(self.config.adapters) or "none"
+            raise RequestError(
+                f"adapter {str(name)[:100]!r} is not loaded; there are: {known}", param="adapter"
+            )
+
     def submit(
         self,
         ids: Sequence[int],
@@ -145,6 +153,7 @@ class Service:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         key: str = "",
         weight: float = 1.0,
         timeout_s: float | None = None,
@@ -160,10 +169,12 @@ class Service:
         ``visible`` are special ids whose text is part of the answer. ``grammar`` is the compiled form that
         the answer must have; without one, ``params.structured_outputs`` is compiled here: milliseconds.
         ``want`` other than sample gives no text: "embed_last" or "embed_mean" a vector.
-        Requests whose ``cache_salt`` differ share nothing in the prefix cache, so that how soon an answer
-        begins says nothing about what others have asked. Raises as ``check``.
+        ``adapter`` is one of ``config.adapters``. Requests whose ``cache_salt`` or adapter differ share
+        nothing in the prefix cache, so that how soon an answer begins says nothing about what others have
+        asked. Raises as ``check``.
         """
         self.check(ids, params)
+        self.check_adapter(adapter)
         job = Job([self.loop.next_id() for _ in range(params.n)], ids, params, self.tokenizer, visible)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         now = self.loop.clock()
@@ -187,6 +198,7 @@ class Service:
                 priority=priority,
                 arrival_s=now,
                 salt=cache_salt,
+                adapter=adapter,
                 key=key,
                 weight=weight,
                 leader=job.ids[0] if params.n > 1 else None,

@@ -90,6 +90,15 @@ class State:
             raise ApiError(503, "the engine has failed; restart the server", kind="server_error")
         return self.desk
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Adapters of the model, which requests choose by name as they do the model."""
+        return () if self.desk is None else self.desk.service.config.adapters
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        return self.names + self.adapters
+
     def metrics(self) -> bytes:
         """The page for Prometheus; while the model loads, without the engine's part."""
         services = {} if self.desk is None else {self.names[0]: self.desk.service}
@@ -97,8 +106,8 @@ class State:
 
     def check_name(self, name: str) -> None:
         """Raise ApiError 404 for a name that no model here has."""
-        if name not in self.names:
-            known = ", ".join(repr(one) for one in self.names)
+        if name not in self.known:
+            known = ", ".join(repr(one) for one in self.known)
             raise ApiError(
                 404,
                 f"there is no model {name[:100]!r}; this server has {known}",
@@ -130,7 +139,7 @@ def create_app(state: State) -> ASGIApp:
 
     async def models(request: Request) -> Response:
         state.open_desk()
-        return json_response({"object": "list", "data": [_model(state, name) for name in state.names]})
+        return json_response({"object": "list", "data": [_model(state, name) for name in state.known]})
 
     async def model(request: Request) -> Response:
         state.open_desk()
@@ -152,7 +161,8 @@ def create_app(state: State) -> ASGIApp:
             state.check_name(name)
             visit = visit_of(request)
             visit.model = name
-            terms = Terms(model=name, strict=state.options.strict, key=visit.key)
+            adapter = name if name in state.adapters else None
+            terms = Terms(model=name, adapter=adapter, strict=state.options.strict, key=visit.key)
             return await endpoint(desk.for_client(visit), terms, request, body)
 
         return handle
@@ -193,6 +203,8 @@ def _model(state: State, name: str) -> dict[str, Any]:
         "created": state.created,
         "owned_by": "spola",
         "max_model_len": config.max_model_len,
+        "root": state.names[0],
+        "parent": state.names[0] if name in state.adapters else None,
     }
 
 

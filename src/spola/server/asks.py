@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -53,11 +53,12 @@ _AS_GIVEN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What the server adds to a request: the name its model goes by, whether unknown fields are refused,
-    and whose request it is.
+    """What the server adds to a request: the name its model goes by, which adapter is used, whether unknown
+    fields are refused, and whose request it is.
     """
 
     model: str
+    adapter: str | None = None
     strict: bool = False
     key: str = ""
 
@@ -82,7 +83,7 @@ def completion_ask(service: Service, terms: Terms, body: Body) -> Ask:
     """A body for /v1/completions. Raises ApiError or SpolaError naming the field."""
     parsed = parse_object(_object(body), CompletionRequest, strict=terms.strict)
     request = parsed.request
-    _check_model(request.model, terms.model)
+    terms = _chosen(service, terms, request.model)
     prompts, texts = _prompts(service, request)
     limit = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     only = limit == 0 and bool(request.echo)
@@ -126,7 +127,7 @@ def chat_ask(service: Service, terms: Terms, body: Body) -> Ask:
     """A body for /v1/chat/completions. Raises ApiError or SpolaError naming the field."""
     parsed = parse_object(_object(body), ChatRequest, strict=terms.strict)
     request = parsed.request
-    _check_model(request.model, terms.model)
+    terms = _chosen(service, terms, request.model)
     _not_yet(
         request,
         "tools",
@@ -186,14 +187,19 @@ def _object(body: Body) -> dict[str, Any]:
     return decode(body) if isinstance(body, bytes) else dict(body)
 
 
-def _check_model(asked: str | None, name: str) -> None:
-    if asked is not None and asked != name:
-        raise ApiError(
-            404,
-            f"there is no model {asked[:100]!r}; this server has {name!r}",
-            param="model",
-            code="model_not_found",
-        )
+def _chosen(service: Service, terms: Terms, asked: str | None) -> Terms:
+    """The terms for the model asked for: the server's own, or one of its adapters by name."""
+    if asked is None or asked == terms.model:
+        return terms
+    if asked in service.config.adapters:
+        return replace(terms, model=asked, adapter=asked)
+    names = ", ".join(repr(name) for name in (terms.model, *service.config.adapters))
+    raise ApiError(
+        404,
+        f"there is no model {asked[:100]!r}; this server has {names}",
+        param="model",
+        code="model_not_found",
+    )
 
 
 def _prompts(service: Service, request: CompletionRequest) -> tuple[tuple[list[int], ...], tuple[str, ...]]:
@@ -265,6 +271,7 @@ def _how(service: Service, terms: Terms, request: CommonRequest) -> dict[str, An
     return {
         "priority": request.priority or 0,
         "cache_salt": request.cache_salt,
+        "adapter": terms.adapter,
         "key": terms.key,
         "timeout_s": timeout,
         "grammar": _grammar(service, request),

@@ -62,7 +62,7 @@ async def embeddings(desk: Desk, terms: Terms, http: Request, body: Body) -> Res
     """POST /v1/embeddings."""
     ask = await asyncio.to_thread(_ask, desk.service, terms, body)
     request = ask.request
-    vectors = await embed(desk, http, ask.prompts, request.pooling or "mean")
+    vectors = await embed(desk, http, ask.prompts, request.pooling or "mean", terms.adapter)
     if vectors is None:
         return Response(status_code=499)
     data = []
@@ -80,11 +80,15 @@ async def embeddings(desk: Desk, terms: Terms, http: Request, body: Body) -> Res
 
 
 async def embed(
-    desk: Desk, http: Request, prompts: Sequence[Sequence[int]], pooling: Literal["mean", "last"]
+    desk: Desk,
+    http: Request,
+    prompts: Sequence[Sequence[int]],
+    pooling: Literal["mean", "last"],
+    adapter: str | None = None,
 ) -> list[array[float]] | None:
     """One pooled f32 vector per prompt; None when the client has left."""
     want: Want = "embed_mean" if pooling == "mean" else "embed_last"
-    ticket = desk.submit_all(prompts, _PARAMS, want=want)
+    ticket = desk.submit_all(prompts, _PARAMS, want=want, adapter=adapter)
     if not await finished(desk, ticket, http):
         return None
     out = []

@@ -16,7 +16,7 @@ from spola.spec.gguf_rows import ROWS, GgufRow
 from spola.spec.manifest import Role, TensorInfo, manifest
 from spola.spec.sources import Piece, Source
 
-__all__ = ["Planned", "gguf_layout"]
+__all__ = ["Planned", "gguf_layout", "has_pairs", "pair_order", "picked"]
 
 # Architectures whose readers know q, k and v only as one matrix.
 _JOINED = ("phi3", "gpt2", "gptneox", "falcon", "phi2", "chatglm")
@@ -111,19 +111,27 @@ def _offset(info: TensorInfo, spec: DecoderSpec) -> float:
 
 def _ordered(info: TensorInfo, source: Source, spec: DecoderSpec, row: GgufRow) -> Source:
     """Rows of q and k by turns from both halves of a head, where the architecture wants pairs together."""
-    if row.layout != "interleaved" or not any(f".{part}." in info.name for part in _QKV[:2]):
+    if row.layout != "interleaved" or has_pairs(spec):
         return source
+    order = pair_order(info, spec)
+    return source if order is None else tuple(picked(source, order))
+
+
+def has_pairs(spec: DecoderSpec) -> bool:
+    """Whether ropes of ``spec`` turn neighbours, so that the rows of q and k lie in that order."""
+    return any(getattr(layer.attention.positions, "layout", "half") == "interleaved" for layer in spec.layers)
+
+
+def pair_order(info: TensorInfo, spec: DecoderSpec) -> list[int] | None:
+    """From rows of q or k in halves to rows in pairs: which row comes when. None for any other tensor."""
+    if not any(f".{part}." in info.name for part in _QKV[:2]):
+        return None
     attention = spec.layers[int(info.name.split(".")[1])].attention
     assert isinstance(attention, Attention)
-    positions = attention.positions
-    if getattr(positions, "layout", "half") == "interleaved":
-        return source
-    rotated = getattr(positions, "dim", attention.k_dim)
+    rotated = getattr(attention.positions, "dim", attention.k_dim)
     rows = info.shape[0] if len(info.shape) == 1 else prod(info.shape[:-1])
-    order = [
-        head + pair for head in range(0, rows, attention.k_dim) for pair in _pairs(rotated, attention.k_dim)
-    ]
-    return tuple(_picked(source, order))
+    heads = range(0, rows, attention.k_dim)
+    return [head + pair for head in heads for pair in _pairs(rotated, attention.k_dim)]
 
 
 def _pairs(rotated: int, dim: int) -> Iterator[int]:
@@ -132,7 +140,7 @@ def _pairs(rotated: int, dim: int) -> Iterator[int]:
     yield from range(rotated, dim)
 
 
-def _picked(source: Source, order: list[int]) -> Iterator[Piece]:
+def picked(source: Source, order: list[int]) -> Iterator[Piece]:
     """The rows ``order`` of the tensor that ``source`` makes."""
     where: list[tuple[Piece, int]] = []
     for piece in source:

@@ -28,6 +28,7 @@ from spola.spec.decoder import (
     Rope,
     Router,
 )
+from spola.spec.manifest import manifest
 from spola.spec.rope import factors_tensor, inverse_frequencies
 
 __all__ = ["Tensors", "check", "lower", "norm_offsets"]
@@ -41,7 +42,7 @@ _GATHER, _SLOTS = 1, 2
 _NONE = -1
 
 _NormRecord = tuple[int, int, int, float]
-_Part = tuple[int, int, int]  # matrix, bias, first column
+_Part = tuple[int, int, int, int]  # matrix, bias, first column, site of adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,17 @@ def norm_offsets(spec: DecoderSpec) -> dict[str, float]:
     }
 
 
-def lower(spec: DecoderSpec, config: RunnerConfig, decoder: _native.Decoder, tensors: Tensors) -> None:
+def lower(
+    spec: DecoderSpec, config: RunnerConfig, decoder: _native.Decoder, tensors: Tensors
+) -> Mapping[str, int]:
     """Append the whole program of ``spec`` (which ``check`` has passed) to ``decoder``.
 
-    Raises ModelError when a KV group of ``config`` does not hold what a layer needs.
+    Gives the sites of adapters by tensor name, none unless ``config`` has room for them. Raises ModelError
+    when a KV group of ``config`` does not hold what a layer needs.
     """
     program = _Program(spec, config, decoder, tensors)
+    if config.max_lora_rank:
+        program.make_sites()
     program.embed()
     for index, layer in enumerate(spec.layers):
         program.attention(layer, index)
@@ -126,6 +132,7 @@ def lower(spec: DecoderSpec, config: RunnerConfig, decoder: _native.Decoder, ten
         head.scale,
         head.softcap or 0.0,
     )
+    return program.sites
 
 
 class _Program:
@@ -138,6 +145,7 @@ class _Program:
         self.config = config
         self.decoder = decoder
         self.tensors = tensors
+        self.sites: dict[str, int] = {}
         self.ropes: dict[Rope, int] = {}
         self.constants: dict[tuple[float, int], int] = {}
 
@@ -152,6 +160,11 @@ class _Program:
                 w = vectors[f"{name}.weight"] if weight else self._constant(1.0, width)
                 b = vectors[f"{name}.bias"] if bias else self._constant(0.0, width)
                 return (_LAYER, w, b, eps)
+
+    def make_sites(self) -> None:
+        for info in manifest(self.spec):
+            if info.role == "linear":
+                self.sites[info.name] = self.decoder.add_site(*info.shape)
 
     def embed(self) -> None:
         spec, table, offset = self.spec, _NONE, 0
@@ -185,7 +198,8 @@ class _Program:
         parts, column = [], 0
         for name, n in rows.items():
             vector = self.tensors.vectors[f"{prefix}{name}.bias"] if bias else _NONE
-            parts.append((self.tensors.matrices[f"{prefix}{name}.weight"], vector, column))
+            site = self.sites.get(f"{prefix}{name}.weight", _NONE)
+            parts.append((self.tensors.matrices[f"{prefix}{name}.weight"], vector, column, site))
             column += n
         return parts
 
@@ -201,7 +215,7 @@ class _Program:
         }
         qkv = self._parts(prefix, rows, a.qkv_bias)
         self._prepare(layer.pre_attention_norm, f"{prefix}pre_attention_norm", qkv)
-        self.decoder.linear(qkv, _QKV, sum(rows.values()), _STORE, 1.0)
+        self._product(qkv, _QKV, sum(rows.values()), _STORE, 1.0)
         whole = a.qk_norm_span == "whole"
         self.decoder.attention(
             group=group,
@@ -235,13 +249,13 @@ class _Program:
             self._moe(m, layer, prefix)
             return
         names = {"mlp.gate": 0, "mlp.up": 0} if m.gated else {"mlp.up": 0}
-        inner = [(matrix, bias, 0) for matrix, bias, _ in self._parts(prefix, names, m.bias)]
+        inner = [(matrix, bias, 0, site) for matrix, bias, _, site in self._parts(prefix, names, m.bias)]
         if layer.residual == "parallel" and layer.pre_mlp_norm is None:
             self._prepare(layer.pre_attention_norm, f"{prefix}pre_attention_norm", inner)
         else:
             self._prepare(layer.pre_mlp_norm, f"{prefix}pre_mlp_norm", inner)
         bounds = (m.clamp or 0.0, m.up_offset)
-        self.decoder.linear(inner, _HIDDEN, m.ff, _ACTIVATIONS[m.activation], 1.0, *bounds)
+        self._product(inner, _HIDDEN, m.ff, _ACTIVATIONS[m.activation], 1.0, *bounds)
         if layer.residual == "parallel":
             norm = self.norm(layer.post_attention_norm, f"{prefix}post_attention_norm", hidden)
             self.decoder.residual(_BRANCH, norm, layer.residual_scale)
@@ -253,9 +267,9 @@ class _Program:
         matrices, hidden, ff = self.tensors.matrices, self.spec.hidden, m.expert.ff
         name, mlp = f"{prefix}pre_mlp_norm", f"{prefix}mlp."
         bias = self.tensors.vectors[f"{mlp}router.bias"] if m.router.bias else _NONE
-        router = [(matrices[f"{mlp}router.weight"], bias, 0)]
+        router = [(matrices[f"{mlp}router.weight"], bias, 0, _NONE)]
         if m.shared_gate:
-            router.append((matrices[f"{mlp}shared_gate.weight"], _NONE, m.experts))
+            router.append((matrices[f"{mlp}shared_gate.weight"], _NONE, m.experts, _NONE))
         width = m.experts + m.shared_gate
         self._prepare(layer.pre_mlp_norm, name, router)
         self.decoder.linear(router, _ROUTER, width, _STORE, 1.0)
@@ -301,10 +315,10 @@ class _Program:
     def _shared(self, m: DenseMlp, layer: Layer, norm: str, prefix: str) -> None:
         """The expert of every row, into the branch buffer."""
         names = {"gate": 0, "up": 0} if m.gated else {"up": 0}
-        inner = [(matrix, bias, 0) for matrix, bias, _ in self._parts(prefix, names, m.bias)]
+        inner = [(matrix, bias, 0, site) for matrix, bias, _, site in self._parts(prefix, names, m.bias)]
         self._prepare(layer.pre_mlp_norm, norm, inner)
         bounds = (m.clamp or 0.0, m.up_offset)
-        self.decoder.linear(inner, _HIDDEN, m.ff, _ACTIVATIONS[m.activation], 1.0, *bounds)
+        self._product(inner, _HIDDEN, m.ff, _ACTIVATIONS[m.activation], 1.0, *bounds)
         self._linear(_HIDDEN, m.ff, self._parts(prefix, {"down": self.spec.hidden}, m.bias), _BRANCH, 1.0)
 
     def _prepare(self, norm: Norm | None, name: str, parts: list[_Part]) -> None:
@@ -324,7 +338,23 @@ class _Program:
     def _linear(self, source: int, width: int, parts: list[_Part], target: int, scale: float) -> None:
         self.decoder.prepare(source, width, (_NO_NORM, _NONE, _NONE, 0.0), [part[0] for part in parts])
         epilogue = _ADD if target == _RESIDUAL else _STORE
-        self.decoder.linear(parts, target, self.spec.hidden, epilogue, scale)
+        self._product(parts, target, self.spec.hidden, epilogue, scale)
+
+    def _product(
+        self,
+        parts: list[_Part],
+        output: int,
+        width: int,
+        epilogue: int,
+        scale: float,
+        clamp: float = 0.0,
+        up_offset: float = 0.0,
+    ) -> None:
+        """A linear op, behind the op of adapters where its matrices have sites."""
+        rank = self.config.max_lora_rank
+        if rank:
+            self.decoder.adapt([part[3] for part in parts], rank)
+        self.decoder.linear(parts, output, width, epilogue, scale, clamp, up_offset, rank)
 
 
 def _kv_position(groups: tuple[KvGroup, ...], a: Attention, index: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from spola.backends.shapes import StepError, outside_ids
 from spola.core import flags
 from spola.core.dtype import BY_NAME, nbytes
 from spola.core.errors import CapacityError, ConfigError, ModelError
-from spola.core.runner import Capabilities, KvGroup, RunnerConfig, Tensor
+from spola.core.runner import Adapter, Capabilities, KvGroup, RunnerConfig, Tensor
 from spola.core.step import RequestState, SliceOutput, Step, StepOutput, TokenLogprob, Want
 from spola.spec.decoder import DecoderSpec
 from spola.spec.manifest import TensorInfo, manifest
@@ -43,11 +43,14 @@ class NativeRunner:
         weight_formats=tuple(BY_NAME),
         invariant=True,
         speculation=True,
+        adapters=True,
     )
 
     def __init__(self) -> None:
         self._decoder: _native.Decoder | None = None
         self._vocab = 0
+        self._sites: Mapping[str, int] = {}
+        self._adapters: dict[str, int] = {}
 
     @staticmethod
     def weight_bytes(spec: DecoderSpec, dtypes: Mapping[str, str], *, precise: bool = False) -> int:
@@ -74,7 +77,7 @@ class NativeRunner:
         decoder = _make_decoder(spec, config)
         with _as_model_error():
             loaded = _take(spec, tensors, decoder)
-            lower(spec, config, decoder, loaded)
+            self._sites = lower(spec, config, decoder, loaded)
         for group, blocks in zip(config.kv_groups, config.kv_blocks, strict=True):
             _add_group(decoder, group, blocks)
         try:
@@ -103,6 +106,27 @@ class NativeRunner:
             raise StepError(f"step {step.index}: {error}") from None
         slices = tuple(_output(result) for result in results)
         return StepOutput(elapsed_s=time.perf_counter() - start, slices=slices)
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        decoder = self._live()
+        if adapter.name in self._adapters:
+            raise ModelError(f"adapter {adapter.name!r} is there already")
+        if not self._sites:
+            raise ModelError("no room was made for adapters when the model was loaded")
+        number = decoder.add_adapter()
+        try:
+            for name, part in adapter.parts.items():
+                site = self._sites[name]
+                decoder.add_adapter_part(number, site, adapter.rank, adapter.scale, part.a, part.b)
+        except (ValueError, KeyError) as error:
+            decoder.drop_adapter(number)
+            raise ModelError(f"adapter {adapter.name!r}, {name}: {error}") from None
+        self._adapters[adapter.name] = number
+
+    def drop_adapter(self, name: str) -> None:
+        if name in self._adapters:
+            self._live().drop_adapter(self._adapters[name])
+            del self._adapters[name]
 
     def memory(self) -> dict[str, int]:
         return self._live().memory()
@@ -154,8 +178,9 @@ class NativeRunner:
         problem = ""
         outside = [token for token, _ in bias if not 0 <= token < self._vocab]
         banned = outside_ids(state, self._vocab)
-        if state.adapter is not None:
-            problem = f"adapter {state.adapter!r}: the native backend does not have adapters yet"
+        adapter = -1 if state.adapter is None else self._adapters.get(state.adapter, -1)
+        if state.adapter is not None and adapter < 0:
+            problem = f"adapter {state.adapter!r} is not loaded"
         elif outside:
             problem = f"logit_bias: token id {outside[0]} is outside of the vocabulary of {self._vocab}"
             bias = ()
@@ -178,9 +203,9 @@ class NativeRunner:
         want = _WANTS[state.want]
         head = (state.id, state.choice, state.seed, state.ids, state.n_prompt, want, problem)
         if problem:
-            return (*head, settings, bias, b"", b"", ())
+            return (*head, settings, bias, b"", b"", (), -1)
         allowed = b"" if p.allowed_token_ids is None else _bits(p.allowed_token_ids, self._vocab)
-        return (*head, settings, bias, allowed, state.ends, state.bad)
+        return (*head, settings, bias, allowed, state.ends, state.bad, adapter)
 
 
 def _output(result: tuple[Any, ...]) -> SliceOutput:

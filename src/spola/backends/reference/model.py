@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from spola.backends.reference.adapters import Adapters, low_rank_f32, low_rank_in_order
 from spola.backends.reference.arrays import F32, F64, Bool, Ints
 from spola.backends.reference.batch import Batch
 from spola.backends.reference.blocks import check_finite, decode
@@ -75,6 +76,7 @@ class Model:
         if missing is not None:
             raise ModelError(f"tensor {missing} is missing")
         self._ropes: dict[Rope, tuple[F64, float]] = {}
+        self.adapters = Adapters(low_rank_in_order if maths.invariant else low_rank_f32)
 
     @property
     def nbytes(self) -> int:
@@ -227,6 +229,8 @@ class Model:
 
     def _linear(self, name: str, x: F32, bias: bool, bad: Bool) -> F32:
         y = self._maths.linear(self._matrices[name], x, bad)
+        for rows, delta in self.adapters.deltas(name, x):
+            y[rows] += delta
         return y + self._vectors[f"{name}.bias"] if bias else y
 
     def _optional(self, name: str, norm: Norm | None, x: F32) -> F32:

@@ -29,10 +29,11 @@ from spola.backends.reference.sampling import (
     verify,
 )
 from spola.backends.shapes import StepError, check_step, static
-from spola.core.errors import RequestError
-from spola.core.runner import Capabilities, RunnerConfig, Tensor
+from spola.core.errors import ModelError, RequestError
+from spola.core.runner import Adapter, Capabilities, RunnerConfig, Tensor
 from spola.core.step import Slice, SliceOutput, Step, StepOutput, TokenLogprob, unpack_ids
 from spola.spec.decoder import DecoderSpec
+from spola.spec.manifest import manifest
 
 __all__ = ["QuantizedReferenceRunner", "ReferenceRunner"]
 
@@ -55,6 +56,7 @@ class ReferenceRunner:
             weight_formats=("F32", "F16", "BF16", "F8_E4M3", *sorted(QUANTIZED)),
             invariant=mode == "quantized",
             speculation=True,
+            adapters=True,
         )
         self.capabilities = static(plain) if static_shapes else plain
         self._model: Model | None = None
@@ -89,6 +91,20 @@ class ReferenceRunner:
         self._model = self._cache = self._config = None
         self._live.clear()
         self._held.clear()
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        model, _, config = self._loaded()
+        if adapter.rank > config.max_lora_rank:
+            raise ModelError(
+                f"adapter {adapter.name!r}: a rank of {adapter.rank} is above the most of "
+                f"{config.max_lora_rank}"
+            )
+        model.adapters.add(adapter, {info.name: info for info in manifest(model.spec)})
+
+    def drop_adapter(self, name: str) -> None:
+        if any(live.state.adapter == name for live in self._live.values()):
+            raise ValueError("a request still has the adapter")
+        self._loaded()[0].adapters.drop(name)
 
     def hold(self, handle: int, weights: bytes) -> None:
         """See ``core.runner.DraftHolder``."""
@@ -138,6 +154,8 @@ class ReferenceRunner:
                 outputs[piece.id] = SliceOutput(error=message)
             elif problem := self._live[piece.id].problem:
                 outputs[piece.id] = SliceOutput(error=problem)
+            elif (name := self._live[piece.id].state.adapter) is not None and name not in model.adapters:
+                outputs[piece.id] = SliceOutput(error=f"adapter {name!r} is not loaded")
         good = [piece for piece in step.slices if piece.id not in outputs]
         if good:
             with np.errstate(all="ignore"):
@@ -156,6 +174,7 @@ class ReferenceRunner:
     def _forward(self, model: Model, slices: list[Slice], n_groups: int) -> dict[int, SliceOutput]:
         batch = make_batch(slices, n_groups)
         bad = np.zeros(batch.n_rows, np.bool_)
+        model.adapters.begin([(batch.rows(i), self._live[s.id].state.adapter) for i, s in enumerate(slices)])
         x = model.hidden_states(batch, bad)
         headed = np.concatenate(
             [np.arange(batch.first[i + 1] - s.n_head, batch.first[i + 1]) for i, s in enumerate(slices)]
