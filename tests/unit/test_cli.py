@@ -208,7 +208,7 @@ def test_eval_of_a_uniform_model_is_what_arithmetic_says(model: str, tmp_path: P
     text.write_text("the cat sat on the mat. " * 40)
     args = ("eval", model, "--backend", "null", "--text", str(text), "--ctx", "32", "--chunks", "3", "--json")
     found = json.loads(spola(*args).stdout)
-    assert set(found) == {"ppl", "stderr", "mean_kl", "top1", "tokens"}
+    assert set(found) == {"ppl", "stderr", "mean_kl", "kl_stderr", "top1", "tokens"}
     assert found["tokens"] == 3 * 15
     # The null backend gives one of 288 ids the logit 0 and the others -1; the text is hardly ever that one.
     least = math.exp(math.log(1 + 287 / math.e))

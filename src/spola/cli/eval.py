@@ -83,7 +83,10 @@ def command(
     spread = "" if result["stderr"] is None else f" +/- {result['stderr']:.4f}"
     click.echo(f"perplexity {result['ppl']:.4f}{spread} over {result['tokens']} tokens")
     if against is not None:
-        click.echo(f"against {against}: mean KL {result['mean_kl']:.6f}, same top-1 {result['top1']:.2%}")
+        spread = "" if result["kl_stderr"] is None else f" +/- {result['kl_stderr']:.6f}"
+        click.echo(
+            f"against {against}: mean KL {result['mean_kl']:.6f}{spread}, same top-1 {result['top1']:.2%}"
+        )
 
 
 def _text(path: Path | None) -> str:
@@ -135,6 +138,7 @@ def _result(found: Perplexity, agreement: Agreement | None) -> dict[str, Any]:
         "ppl": found.value,
         "stderr": found.stderr,
         "mean_kl": None if agreement is None else agreement.mean_kl,
+        "kl_stderr": None if agreement is None else agreement.kl_stderr,
         "top1": None if agreement is None else agreement.top1,
         "tokens": found.count,
     }

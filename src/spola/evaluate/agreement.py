@@ -5,12 +5,14 @@ Works on logits, in double precision, a block of rows at a time. Needs NumPy (th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from spola.core.errors import MissingExtraError, ModelError
 
-__all__ = ["Agreement", "require_numpy"]
+__all__ = ["Agreement", "require_numpy", "standard_error"]
 
 ROWS = 64  # at a time: 64 rows of 150,000 ids are 77 MB in double precision
 
@@ -24,6 +26,11 @@ def require_numpy() -> Any:
     return numpy
 
 
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean of independent ``values``; None for fewer than two."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
 class Agreement:
     """Adds up, over positions, KL(base || model) in nats and whether both have the same likeliest id.
 
@@ -33,9 +40,8 @@ class Agreement:
     def __init__(self, vocab: int) -> None:
         self._np = require_numpy()
         self._vocab = vocab
-        self._divergence = 0.0
         self._same = 0
-        self.count = 0
+        self.divergences: list[float] = []  # of each position, in order
 
     def add(self, model: Iterable[bytes], base: Iterable[bytes], targets: list[int]) -> list[float]:
         """Take in the logits (f32 pieces) of both for one window; gives the model's logprob of ``targets``.
@@ -49,18 +55,26 @@ class Agreement:
             if len(q) != len(p):
                 raise ModelError(f"the models gave {len(q)} and {len(p)} rows for the same positions")
             logq, logp = self._log_softmax(q), self._log_softmax(p)
-            self._divergence += float((np.exp(logp) * (logp - logq)).sum())
+            self.divergences += (np.exp(logp) * (logp - logq)).sum(axis=1).tolist()
             self._same += int((q.argmax(axis=1) == p.argmax(axis=1)).sum())
             ids = targets[len(logprobs) : len(logprobs) + len(q)]
             logprobs += logq[np.arange(len(q)), ids].tolist()
         if len(logprobs) != len(targets):
             raise ModelError(f"the models gave {len(logprobs)} rows for {len(targets)} positions")
-        self.count += len(targets)
         return logprobs
 
     @property
+    def count(self) -> int:
+        return len(self.divergences)
+
+    @property
     def mean_kl(self) -> float:
-        return self._divergence / self.count
+        return math.fsum(self.divergences) / self.count
+
+    @property
+    def kl_stderr(self) -> float | None:
+        """Standard error of ``mean_kl``, as if positions were independent; None for one position."""
+        return standard_error(self.divergences)
 
     @property
     def top1(self) -> float:
