@@ -4,7 +4,8 @@
 
 Every scheme runs the same windows of a stored text; the base is the f32 reference with an f32 cache, on the
 same weights. llama.cpp's logits come through its API (tools/fixtures/llama_logits.py), with the interpreter
-that has llama_cpp. Differences to llama.cpp are paired by position. Divergences are those of ``spola.evaluate``.
+that has llama_cpp. Differences to llama.cpp are paired by position. Divergences are computed by
+``spola.evaluate``, as those of ``spola eval`` are.
 """
 
 from __future__ import annotations
