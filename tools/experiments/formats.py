@@ -5,8 +5,8 @@
 SmolLM2 (or another plain Llama GGUF, -m) is expanded to F32. BF16, F16, INT8 (Q8_0) and INT4 (Q4_0, Q4_1)
 are rounded from that while loading, as ``--weights`` does; FP8 is a folder written here, E4M3 with a scale
 per row, the embedding in BF16 as such checkpoints have it. The base of divergences is the f32 reference on
-the F32 file. Speeds, with --speed, are medians of ``spola bench offline --repeat 5``, format by format. Where the
-GGUF itself is in 4 bits, F32 has only its values: INT4 is then nearer to it than to the original weights.
+the F32 file. Speeds, with --speed, are medians of ``spola bench offline --repeat 5``, format by format. Where
+the GGUF itself is in 4 bits, F32 has only its values: INT4 is then nearer to it than to the original weights.
 """
 
 from __future__ import annotations
