@@ -87,6 +87,32 @@ nb::list counters(Decoder& d) {
   return out;
 }
 
+// (kind, matrices, seconds) of each op, then of the head ("head") and of sampling ("sample").
+nb::list op_times(const Decoder& d) {
+  static const char* const kKinds[] = {"embed", "prepare",  "linear", "rope_kv", "attention", "merge",
+                                       "residual", "route", "group",  "experts", "combine"};
+  nb::list out;
+  const OpSeconds& seconds = d.op_seconds();
+  if (seconds.empty()) return out;
+  const std::vector<Op>& ops = d.program().ops;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const Op& op = ops[i];
+    nb::list matrices;
+    if (op.kind == OpKind::kEmbed) matrices.append(op.embed.matrix);
+    if (op.kind == OpKind::kLinear) {
+      for (int p = 0; p < op.linear.parts; ++p) matrices.append(op.linear.part[p].matrix);
+    }
+    if (op.kind == OpKind::kExperts) {
+      matrices.append(op.experts.gate);
+      if (op.experts.up != kNoId) matrices.append(op.experts.up);
+    }
+    out.append(nb::make_tuple(kKinds[static_cast<int>(op.kind)], nb::tuple(matrices), seconds[i]));
+  }
+  out.append(nb::make_tuple("head", nb::make_tuple(d.program().head.matrix), seconds[ops.size()]));
+  out.append(nb::make_tuple("sample", nb::tuple(), seconds[ops.size() + 1]));
+  return out;
+}
+
 nb::list instruction_sets(bool usable) {
   nb::list out;
   for (const char* const* name = compiled_isas(); *name; ++name) {
@@ -221,6 +247,8 @@ NB_MODULE(_native, m) {
       .def("execute", &execute, "fresh"_a, "gone"_a, "copies"_a, "zero"_a, "slices"_a)
       .def("memory", &memory)
       .def("counters", &counters)
+      .def("time_ops", &Decoder::time_ops, "on"_a)
+      .def("op_times", &op_times)
       .def("poison", &Decoder::poison, "group"_a, "block"_a)
       .def("hold", &hold, "handle"_a, "weights"_a)
       .def("adopt", &Decoder::adopt, "handle"_a, "source"_a)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from spola.bench import limits as limits_module
-from spola.bench.limits import Limits, bench_lock
 from spola.bench.offline import Offline, Plan
 from spola.core.step import Step, StepOutput
+from spola.runtime import limits as limits_module
 from spola.runtime.build import Loaded, load_engine
 from spola.runtime.config import Options
+from spola.runtime.limits import Limits, bench_lock
 from support.cli import spola
 from support.service import tiny_file
 

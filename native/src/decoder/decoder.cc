@@ -191,6 +191,8 @@ void Decoder::adopt(int64_t handle, Decoder& source) {
   hold(handle, rows.data(), rows.size());
 }
 
+void Decoder::time_ops(bool on) { op_seconds_.assign(on ? program_.ops.size() + 2 : 0, 0.0); }
+
 void Decoder::poison(int group, int block) {
   if (group < 0 || group >= static_cast<int>(kv_.size()) || block < 0 || block >= kv_[group].blocks()) {
     throw std::invalid_argument("there is no such block");
@@ -319,7 +321,17 @@ void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
   const int layers = rows_.count > 0 ? static_cast<int>(stages.size()) : 0;
   const int head = layers + kHeadStages * chunks_of(heads);
   const int all = head + kVectorStages * chunks_of(vectors);
+  OpClock clock(&op_seconds_);
+  const bool timed = !op_seconds_.empty();
   pool_.run(all, [&](int worker, int stage) {
+    if (timed && worker == 0) {
+      const size_t ops = program_.ops.size();
+      if (stage < layers) {
+        clock.enter(static_cast<size_t>(stages[stage].last - 1 - program_.ops.data()));
+      } else {
+        clock.enter(ops + (stage < head && (stage - layers) % kHeadStages == kHeadStages - 1));
+      }
+    }
     OpContext c{kernels_, &model_, &kv_,  work_.get(), &pool_, &step.slices,
                 &rows_,   alone,   stage, nullptr,     {}};
     if (stage < layers) {
@@ -332,6 +344,7 @@ void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
       run_vectors(vectors, stage - head, runs, c, worker);
     }
   });
+  clock.stop();
 }
 
 // A row that was not finite ends its request.

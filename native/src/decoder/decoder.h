@@ -12,6 +12,7 @@
 #include "base/thread_pool.h"
 #include "decoder/kv_pool.h"
 #include "decoder/model.h"
+#include "decoder/op_clock.h"
 #include "decoder/ops.h"
 #include "decoder/program.h"
 #include "decoder/request.h"
@@ -79,6 +80,12 @@ class Decoder {
   void adopt(int64_t handle, Decoder& source);
   // Forgets what is held under `handle`, if anything is.
   void drop(int64_t handle) { held_.erase(handle); }
+
+  // From now on keeps the seconds of each op, from zero; or, switched off, drops them. Ops of one stage count
+  // as the last of them.
+  void time_ops(bool on);
+  const OpSeconds& op_seconds() const { return op_seconds_; }
+  const Program& program() const { return program_; }
 
   MemoryUse memory() const;
   // Fills a block with NaN, so that a test sees any read of it.
@@ -153,6 +160,7 @@ class Decoder {
   std::vector<std::unique_ptr<Adapter>> adapters_;  // null: a free place
   int max_rank_ = 0;                                 // of the program's adapter ops
   StepRows rows_;
+  OpSeconds op_seconds_;
   std::vector<int32_t> head_of_row_;  // head rows in flight: their row in the step
 };
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from spola.bench.limits import Limits
 from spola.core.dtype import BY_NAME
 from spola.core.errors import ConfigError
+from spola.runtime.limits import Limits
 
 __all__ = ["ROWS", "SHAPES", "bench_kernels"]
 

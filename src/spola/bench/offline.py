@@ -6,7 +6,6 @@ printed beside the roofline: the time that this machine's memory and arithmetic 
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import time
@@ -14,22 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spola.bench.limits import Limits
-from spola.core.dtype import BY_NAME
 from spola.core.errors import CapacityError
 from spola.core.params import SamplingParams
 from spola.engine.engine import Engine
 from spola.engine.request import Request, Status
 from spola.runtime.build import Loaded
-from spola.spec.cost import (
-    decode_bytes,
-    decode_flops,
-    matmul_parameters,
-    prefill_flops,
-    streamed_weight_bytes,
-)
-from spola.spec.decoder import MoeMlp
-from spola.spec.manifest import manifest
+from spola.runtime.limits import Limits
+from spola.runtime.roofline import Roofline
+from spola.spec.cost import streamed_weight_bytes
 
 __all__ = ["Offline", "Plan"]
 
@@ -60,6 +51,8 @@ class Offline:
     def __init__(self, loaded: Loaded, limits: Limits, seed: int = 0) -> None:
         self.loaded = loaded
         self.limits = limits
+        config = loaded.config
+        self._roofline = Roofline(loaded.spec, loaded.dtypes, config.kv_groups, limits, config.precise)
         self._random = random.Random(seed)
         self._next = _FIRST_ID
 
@@ -94,7 +87,7 @@ class Offline:
         }
         first = max(plan.depth, 1) + 1
         if plan.kv_cache:
-            least = sum(self._least_decode(batch, first + i) for i in range(plan.tokens))
+            least = sum(self._roofline.decode([first + i] * batch) for i in range(plan.tokens))
         else:
             least = sum(batch * self._least(first + i) for i in range(plan.tokens))
         return row | {"roofline": least / statistics.median(seconds)}
@@ -138,6 +131,10 @@ class Offline:
             total += time.perf_counter() - start
         return total
 
+    def _least(self, rows: int) -> float:
+        """Least seconds of a prompt of ``rows`` tokens and its first logits."""
+        return self._roofline.prefill(rows, self.loaded.config.max_step_tokens)
+
     def _add(self, prompt: int, tokens: int) -> Request:
         vocab = self.loaded.spec.vocab
         self._next += 1
@@ -153,53 +150,6 @@ class Offline:
         engine: Engine = self.loaded.engine
         while engine.has_work:
             engine.step(time.monotonic())
-
-    def _least(self, rows: int) -> float:
-        """Least seconds of a prompt of ``rows`` tokens and its first logits."""
-        spec, loaded = self.loaded.spec, self.loaded
-        steps = -(-rows // loaded.config.max_step_tokens)
-        moved = steps * streamed_weight_bytes(spec, loaded.dtypes, rows)
-        moved += rows * loaded.config.kv_bytes_per_token
-        attention = prefill_flops(spec, rows, 0, 0) - 2 * matmul_parameters(spec) * rows
-        return max(moved / self.limits.read, self._arithmetic(rows, 1, attention))
-
-    def _least_decode(self, batch: int, context: int) -> float:
-        """Least seconds of one decode step at ``context`` positions."""
-        spec, loaded = self.loaded.spec, self.loaded
-        contexts = [context] * batch
-        moved = decode_bytes(spec, loaded.dtypes, loaded.config.kv_groups, contexts)
-        linear = 2 * matmul_parameters(spec) + 2 * spec.hidden * spec.vocab
-        attention = decode_flops(spec, contexts) - batch * linear
-        return max(moved / self.limits.read, self._arithmetic(batch, batch, attention))
-
-    def _arithmetic(self, rows: int, heads: int, attention_flops: float) -> float:
-        """Seconds of the multiply-adds at the peak of the format that each matrix computes in."""
-        loaded = self.loaded
-        seconds = attention_flops / 2 / self.limits.peak["f32"]
-        head = "embedding.weight" if loaded.spec.head.tied else "head.weight"
-        for info in manifest(loaded.spec):
-            dtype = loaded.dtypes.get(info.name)
-            if dtype is None:
-                continue
-            macs = math.prod(info.shape)
-            if info.name == head:
-                macs *= heads
-            elif info.role == "experts":
-                mlp = loaded.spec.layers[int(info.name.split(".")[1])].mlp
-                assert isinstance(mlp, MoeMlp)
-                macs = macs // info.shape[0] * mlp.used * rows
-            elif info.role in ("linear", "router"):
-                macs *= rows
-            else:
-                continue
-            seconds += macs / self.limits.peak[self._format(dtype)]
-        return seconds
-
-    def _format(self, dtype: str) -> str:
-        """Activation format of the native kernels: docs/numerics.md."""
-        if BY_NAME[dtype].block == 1 or dtype == "F8_E4M3":
-            return "f32"
-        return "a16" if dtype == "Q8_0" or self.loaded.config.precise else "a8"
 
 
 def _summary(rates: list[float]) -> dict[str, float]:

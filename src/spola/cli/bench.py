@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from spola.bench.kernels import ROWS, bench_kernels
-from spola.bench.limits import bench_lock, measure_limits
 from spola.bench.offline import Offline, Plan
 from spola.cli.bench_serve import serve
 from spola.cli.options import engine_options, model_option, read_options
 from spola.cli.output import emit_json, json_option, note
 from spola.core.dtype import BY_NAME
 from spola.runtime.build import load_engine
+from spola.runtime.limits import bench_lock, measure_limits
 
 __all__ = ["command"]
 

@@ -12,12 +12,12 @@ import msgspec
 
 from spola.bench.figures import figures, parse_slos, table
 from spola.bench.http import Target
-from spola.bench.limits import bench_lock
 from spola.bench.pictures import serve_page
 from spola.bench.serve import Load, Outcome, calls_of, drive, served_model
 from spola.cli.options import as_usage
 from spola.cli.output import emit_json, json_option, note
 from spola.core.errors import ConfigError
+from spola.runtime.limits import bench_lock
 from spola.workload import Mix, mix
 
 __all__ = ["load_options", "run_load", "serve"]

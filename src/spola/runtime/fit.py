@@ -13,7 +13,7 @@ from spola.core.errors import CapacityError, ConfigError
 from spola.core.runner import BLOCK_TOKENS, KvGroup
 from spola.runtime.machine import Machine, describe_bytes
 
-__all__ = ["Fit", "fit"]
+__all__ = ["USABLE", "Fit", "Layout", "fit"]
 
 USABLE = 0.9  # of what the process may still use: the rest is for the interpreter and its surprises
 KV_SHARE = 0.5  # of what the weights leave, taken for the KV cache unless told otherwise
@@ -68,7 +68,7 @@ def fit(
     if max_model_len is not None and max_model_len > trained:
         raise ConfigError(f"max_model_len is {max_model_len}, but the model was trained for {trained} tokens")
     wanted = max_model_len or min(trained, LONGEST)
-    layout = _Layout(groups, block_size, max_seqs, max_slice)
+    layout = Layout(groups, block_size, max_seqs, max_slice)
     if kv_memory is not None and kv_memory > left:
         raise CapacityError(
             f"kv_memory is {describe_bytes(kv_memory)}, but {describe_bytes(weights)} of weights leave "
@@ -99,7 +99,7 @@ def fit(
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class Layout:
     """How ``blocks`` of positions spread over groups: a window group needs no more than its windows."""
 
     groups: Sequence[KvGroup]

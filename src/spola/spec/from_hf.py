@@ -17,7 +17,7 @@ from spola.spec.hf_config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, 
 from spola.spec.hf_rows import ROWS, HfRow
 from spola.spec.sources import Source, TensorTable, resolve, unused
 
-__all__ = ["SUPPORTED", "HfModel", "from_hf", "refuse_quantized"]
+__all__ = ["SUPPORTED", "HfModel", "from_hf", "refuse_quantized", "spec_of_config"]
 
 SUPPORTED = tuple(sorted(ROWS))
 
@@ -45,6 +45,29 @@ def from_hf(
     ``tensors``: name in the files -> DType name and shape. Raises ModelError naming the key or tensor at
     fault, or the model type with the supported ones.
     """
+    row, config, spec, warnings = _understood(values, name)
+    if tied is not None:
+        spec = replace(spec, head=replace(spec.head, tied=tied))
+    parts.refuse_other(config)
+    prefix = _prefix(row, tensors)
+    sources = resolve(spec, row.names.names(prefix), tensors)
+    dead = {"lm_head.weight"} if spec.head.tied else set()
+
+    def harmless(tensor: str) -> bool:
+        return tensor.endswith(_BUFFERS) or tensor.removeprefix(prefix) in dead
+
+    warnings += unused(sources, tensors, harmless)
+    return HfModel(spec, sources, tuple(warnings + config.unread(parts.HARMLESS)))
+
+
+def spec_of_config(values: Mapping[str, Any], name: str = "") -> DecoderSpec:
+    """The model alone, from a ``config.json`` whose weights are not here. Raises as ``from_hf``."""
+    _, config, spec, _ = _understood(values, name)
+    parts.refuse_other(config)
+    return spec
+
+
+def _understood(values: Mapping[str, Any], name: str) -> tuple[HfRow, HfConfig, DecoderSpec, list[str]]:
     kind = values.get("model_type")
     if not isinstance(kind, str):
         raise ModelError("config.json: model_type is missing or not a string; this is no model folder")
@@ -58,19 +81,7 @@ def from_hf(
         raise ModelError(f"config.json: model_type {show(kind)} is not supported; supported are: {names}")
     config = HfConfig(values, row.defaults, row.aliases)
     refuse_quantized(values)
-    spec = _read(config, row, kind, name or kind)
-    if tied is not None:
-        spec = replace(spec, head=replace(spec.head, tied=tied))
-    parts.refuse_other(config)
-    prefix = _prefix(row, tensors)
-    sources = resolve(spec, row.names.names(prefix), tensors)
-    dead = {"lm_head.weight"} if spec.head.tied else set()
-
-    def harmless(tensor: str) -> bool:
-        return tensor.endswith(_BUFFERS) or tensor.removeprefix(prefix) in dead
-
-    warnings += unused(sources, tensors, harmless)
-    return HfModel(spec, sources, tuple(warnings + config.unread(parts.HARMLESS)))
+    return row, config, _read(config, row, kind, name or kind), warnings
 
 
 def refuse_quantized(values: Mapping[str, Any]) -> None:

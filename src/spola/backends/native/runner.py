@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import astuple
 
 from spola import _native
+from spola.backends.native.footprint import MATRIX_ROLES, footprint, packed_matrix_bytes
 from spola.backends.native.lower import Tensors, check, lower, norm_offsets
 from spola.backends.native.probe import requested_isa
 from spola.backends.shapes import StepError, outside_ids
@@ -32,7 +33,6 @@ __all__ = ["NativeRunner"]
 _WANTS: dict[Want, int] = {"sample": 0, "score": 1, "embed_last": 2, "embed_mean": 3, "logits": 4}
 _KV_TYPES = {"f32": 0, "f16": 1, "int8": 2}  # kernels/attention.h: KvType
 _TILE_ROWS = 16
-_MATRIX_ROLES = ("embedding", "positions", "linear", "router", "head")
 
 
 class NativeRunner:
@@ -48,6 +48,7 @@ class NativeRunner:
 
     def __init__(self) -> None:
         self._decoder: _native.Decoder | None = None
+        self._matrix_names: dict[int, str] = {}
         self._vocab = 0
         self._sites: Mapping[str, int] = {}
         self._adapters: dict[str, int] = {}
@@ -60,13 +61,16 @@ class NativeRunner:
             dtype = dtypes.get(info.name)
             if dtype is None:
                 continue
-            if info.role in _MATRIX_ROLES or info.role == "experts":
-                *stack, rows, columns = info.shape
-                size = _native.packed_bytes(BY_NAME[dtype].gguf_id, rows, columns, precise)
-                total += math.prod(stack) * size
+            if info.role in MATRIX_ROLES:
+                total += packed_matrix_bytes(info, dtype, precise)
             else:
                 total += 4 * math.prod(info.shape)
         return total
+
+    @staticmethod
+    def footprint(spec: DecoderSpec, dtypes: Mapping[str, str], config: RunnerConfig) -> dict[str, int]:
+        """What ``memory`` will tell after a load, to the byte, and "positions" as a part of the weights."""
+        return footprint(spec, dtypes, config)
 
     def load(self, spec: DecoderSpec, tensors: Iterable[Tensor], config: RunnerConfig) -> None:
         check(spec)
@@ -89,6 +93,7 @@ class NativeRunner:
                 f"no memory for the working buffers of {config.max_step_tokens} tokens; lower max_step_tokens"
             ) from None
         self._decoder = decoder
+        self._matrix_names = {index: name for name, index in loaded.matrices.items()}
         self._vocab = spec.vocab
 
     def execute(self, step: Step) -> StepOutput:
@@ -142,6 +147,21 @@ class NativeRunner:
     def counters(self) -> list[dict[str, int]]:
         """What each worker has computed so far: tiles, segments, rows, sampled."""
         return self._live().counters()
+
+    def time_ops(self, on: bool) -> None:
+        """From now on keep the time of each op, from zero; or no longer."""
+        self._live().time_ops(on)
+
+    def op_times(self) -> list[tuple[str, tuple[str, ...], float]]:
+        """(kind, canonical names of its matrices, seconds) of each op in order, while ``time_ops`` is on.
+
+        The kinds of native/src/decoder/program.h, then "head" (norm and logits) and "sample". An expert's
+        matrices go by the name of their stack.
+        """
+        return [
+            (kind, tuple(self._matrix_names[index] for index in matrices), seconds)
+            for kind, matrices, seconds in self._live().op_times()
+        ]
 
     def poison(self, group: int, block: int) -> None:
         """Fill a KV block with NaN, so that a test sees any read of it."""
@@ -310,11 +330,11 @@ def _take(spec: DecoderSpec, tensors: Iterable[Tensor], decoder: _native.Decoder
             continue
         _check_shape(tensor, info)
         dtype = BY_NAME[tensor.dtype]
-        if info.role in _MATRIX_ROLES:
+        if info.role == "experts":
+            matrices[tensor.name] = _add_experts(decoder, tensor)
+        elif info.role in MATRIX_ROLES:
             rows, columns = tensor.shape
             matrices[tensor.name] = decoder.add_matrix(tensor.name, dtype.gguf_id, rows, columns, tensor.data)
-        elif info.role == "experts":
-            matrices[tensor.name] = _add_experts(decoder, tensor)
         elif info.role == "expert_bias":
             vectors[tensor.name] = _add_expert_biases(decoder, tensor)
         elif info.role == "rope":
