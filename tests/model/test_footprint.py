@@ -62,7 +62,7 @@ def test_every_weight_type(dtype: str, tmp_path: Path) -> None:
     with open_model(ModelPath(path, "tiny")) as model:
         check(model.spec, model.dtypes, model.tensors())
         other = {"precise": True, "threads": 1, "max_step_tokens": 17}
-        check(model.spec, model.dtypes, model.tensors(), ("f32", "f16"), **other)
+        check(model.spec, model.dtypes, model.tensors(), ("f32", "int8"), **other)
 
 
 @pytest.mark.parametrize("case", CASES)

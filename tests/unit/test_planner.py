@@ -200,10 +200,18 @@ def test_every_formula_has_its_numbers(tmp_path: Path) -> None:
     name = folder(tmp_path / "m", LLAMA_7B)
     plan = plan_on(name, "a100-80gb", Goal(context=4096, rate=1.0, prompt=64, output=8, cost_per_hour=1.0))
     text = "\n".join([*summary(plan), *explained(plan)])
-    assert "32 x 32 x (128 x 2 + 128 x 2) = 524,288 bytes" in text
+    assert "32 x 32 x (128 x 2 + 128 x 2) = 32 x 32 x (256 + 256) = 524,288 bytes" in text
     assert f"{plan.figures['max_concurrency']}" in text
     assert "Little's law" in text
     assert "fits" in text
+
+
+def test_an_int8_cache_counts_its_scales(tmp_path: Path) -> None:
+    model = open_plan_model(folder(tmp_path / "m", LLAMA_7B))
+    groups = kv_groups(model.spec, "int8", "f16")
+    plan = make_plan(model, groups, table_host("a100-80gb"), Goal())
+    assert plan.figures["kv_bytes_per_token"] == 32 * 32 * (128 + 4 * 2 + 256)
+    assert "(128 x 1 + 4 scales x 2 + 128 x 2)" in "\n".join(explained(plan))
 
 
 def test_speed_of_a_step_follows_its_work(tmp_path: Path) -> None:

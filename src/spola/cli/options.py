@@ -15,6 +15,7 @@ from spola.engine.drafter import DraftRule
 from spola.engine.limits import Batching, Reservation
 from spola.runtime.config import DRAFT, SPECULATE, EngineConfig, Options, parse_memory
 from spola.runtime.machine import describe_bytes
+from spola.runtime.memory import peak_resident
 from spola.runtime.service import Service
 from spola.spec.weight_types import WEIGHT_TYPES
 
@@ -25,7 +26,9 @@ __all__ = [
     "engine_options",
     "in_short",
     "lora_option",
+    "measured_line",
     "model_option",
+    "plan_lines",
     "read_options",
     "sampling_options",
     "trace_failed",
@@ -247,6 +250,34 @@ def in_short(config: EngineConfig, load_s: float) -> str:
         f"{config.model} on {config.backend} with {config.threads} threads, loaded in {load_s:.1f} s: "
         f"weights {describe_bytes(config.packed_bytes)}, KV cache up to {describe_bytes(config.kv_bytes)} "
         f"({tokens} tokens), requests up to {config.max_model_len} tokens"
+    )
+
+
+def plan_lines(config: EngineConfig) -> list[str]:
+    """What the process will take in memory, part by part."""
+    memory = config.memory
+    if memory is None:
+        return []
+    shown = describe_bytes
+    return [
+        f"plan: {shown(memory.total)} in all = weights {shown(memory.weights)} + KV cache {shown(memory.kv)} "
+        f"({config.max_seqs} requests at a time, {config.max_model_len} tokens at most, "
+        f"{config.kv_bytes // config.kv_bytes_per_token} in all) + workspace {shown(memory.workspace)} "
+        f"+ interpreter {shown(memory.interpreter)} + tokenizer {shown(memory.tokenizer)}; "
+        f"{shown(config.usable_bytes)} may be used"
+    ]
+
+
+def measured_line(config: EngineConfig, kv_blocks: int, when: str) -> str | None:
+    """How the memory that was planned compares with what was taken, with ``kv_blocks`` in use at most."""
+    memory, peak = config.memory, peak_resident()
+    if memory is None or peak is None:
+        return None
+    used = memory.without_kv() + kv_blocks * config.kv_bytes // max(1, sum(config.kv_blocks))
+    off = peak - used
+    return (
+        f"memory {when}: planned {describe_bytes(used)}, measured {describe_bytes(peak)} at its peak, "
+        f"{describe_bytes(abs(off))} {'more' if off > 0 else 'less'}"
     )
 
 

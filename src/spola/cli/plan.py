@@ -9,24 +9,33 @@ import click
 from spola.cli.options import as_usage
 from spola.cli.output import emit_json, json_option
 from spola.core.errors import CapacityError
+from spola.core.runner import BLOCK_TOKENS
 from spola.planner.explain import explained, summary
 from spola.planner.hardware import HARDWARE
 from spola.planner.host import table_host, this_host
 from spola.planner.model import open_plan_model
 from spola.planner.plan import Goal, Plan, make_plan
 from spola.planner.recommend import recommend, refusal
-from spola.runtime.config import parse_bytes, parse_kv_dtype
+from spola.planner.simulate import Settings, simulate
+from spola.runtime.config import DEFAULT_STEP_TOKENS, parse_bytes, parse_kv_dtype
+from spola.runtime.fit import Layout
 from spola.spec.kv import kv_groups
+from spola.workload import mix
 
 __all__ = ["command"]
 
 _COUNT = click.IntRange(1)
+_MOST = 32  # requests at a time of a server, unless told otherwise
 
 
 @click.command("plan", epilog="Example: spola plan model.gguf --context 8192 --concurrency 4 --explain")
 @click.argument("model", required=False)
 @click.option("--context", type=_COUNT, metavar="N", help="Tokens of each request; default: 4096 or fewer.")
-@click.option("--concurrency", default=1, show_default=True, type=_COUNT, help="Requests at a time.")
+@click.option(
+    "--concurrency",
+    type=_COUNT,
+    help="Requests at a time; default: 1, or with --rate as many as fit, up to 32.",
+)
 @click.option(
     "--hardware",
     default="auto",
@@ -44,9 +53,32 @@ _COUNT = click.IntRange(1)
 @click.option("--prompt", type=_COUNT, metavar="N", help="Tokens of a prompt.")
 @click.option("--output", type=_COUNT, metavar="N", help="Tokens of an answer.")
 @click.option("--cost-per-hour", type=click.FloatRange(0), metavar="X", help="Price of the machine's hour.")
+@click.option(
+    "--simulate", "simulated", is_flag=True, help="Run a workload in virtual time: its percentiles."
+)
+@click.option("--requests", default=200, show_default=True, type=_COUNT, help="Requests to simulate.")
+@click.option(
+    "--dataset",
+    default="random",
+    show_default=True,
+    metavar="random|sharegpt-like|prefix|FILE",
+    help="The mix to simulate, as of bench serve.",
+)
+@click.option("--spread", default=0.0, show_default=True, type=click.FloatRange(0, 1, max_open=True))
+@click.option("--shared", default=256, show_default=True, type=_COUNT, help="Tokens of a shared prefix.")
+@click.option("--groups", default=4, show_default=True, type=_COUNT, help="Different shared prefixes.")
+@click.option("--seed", default=0, show_default=True, help="Of the workload.")
+@click.option(
+    "--itl-target",
+    default=100.0,
+    show_default=True,
+    metavar="MS",
+    type=click.FloatRange(0, min_open=True),
+    help="As of serve, for the simulation.",
+)
 @click.option("--explain", is_flag=True, help="Every formula with its numbers filled in.")
 @json_option
-def command(model: str | None, explain: bool, as_json: bool, **given: Any) -> int:
+def command(model: str | None, explain: bool, simulated: bool, as_json: bool, **given: Any) -> int:
     """What MODEL needs and how fast it can be; reads no weights.
 
     MODEL is a GGUF file, a Hugging Face folder (its config.json is enough), or org/name on the hub, of which
@@ -54,8 +86,10 @@ def command(model: str | None, explain: bool, as_json: bool, **given: Any) -> in
     """
     plan = plan_of(model, given)
     advice = recommend(plan, given["precise"])
+    result = _simulate(plan, given) if simulated and plan.figures["fits"] else None
     if as_json:
-        emit_json(plan.figures | {"recommended": advice})
+        more = {} if result is None else {"simulation": result}
+        emit_json(plan.figures | {"recommended": advice} | more)
     else:
         for line in summary(plan):
             click.echo(line)
@@ -64,6 +98,8 @@ def command(model: str | None, explain: bool, as_json: bool, **given: Any) -> in
             for line in explained(plan):
                 click.echo(line)
         _advise(advice)
+        if result is not None:
+            _show(result)
     if not plan.figures["fits"]:
         raise CapacityError(refusal(plan))
     return 0
@@ -94,8 +130,53 @@ def plan_of(name: str | None, given: dict[str, Any]) -> Plan:
         with as_usage():
             host = table_host(given["hardware"], size)
     wanted = ("context", "concurrency", "rate", "prompt", "output", "cost_per_hour")
+    if given["concurrency"] is None:
+        given = given | {"concurrency": _MOST if given["rate"] is not None else 1}
+        goal = Goal(**{key: given[key] for key in wanted})
+        fitting = make_plan(model, groups, host, goal, precise=given["precise"]).figures["max_concurrency"]
+        given = given | {"concurrency": max(1, min(given["concurrency"], fitting or _MOST))}
     goal = Goal(**{key: given[key] for key in wanted})
     return make_plan(model, groups, host, goal, precise=given["precise"])
+
+
+def _simulate(plan: Plan, given: dict[str, Any]) -> dict[str, Any]:
+    if plan.host.speed is None:
+        raise click.UsageError("--simulate needs --hardware auto: other machines have bounds only")
+    prompt, output = given["prompt"] or 512, given["output"] or 128
+    names = ("seed", "spread", "shared", "groups")
+    with as_usage():
+        mixed = mix(
+            given["dataset"],
+            given["requests"],
+            prompt=prompt,
+            output=output,
+            **{name: given[name] for name in names},
+        )
+    context, seqs = plan.figures["context"], plan.figures["concurrency"]
+    layout = Layout(plan.groups, BLOCK_TOKENS, seqs, DEFAULT_STEP_TOKENS)
+    settings = Settings(
+        kv_blocks=layout.split(seqs * layout.blocks_of(context)),
+        max_seqs=seqs,
+        max_model_len=context,
+        max_step_tokens=max(DEFAULT_STEP_TOKENS, seqs),
+        itl_target_s=given["itl_target"] / 1e3,
+    )
+    load = {"rate": given["rate"], "concurrency": None if given["rate"] is not None else seqs}
+    result = simulate(plan.host.speed, plan.groups, settings, mixed, seed=given["seed"], **load)
+    arrivals = f"{given['rate']:g} per second" if given["rate"] is not None else f"{seqs} clients"
+    return {"arrivals": arrivals, "dataset": mixed.about, "max_seqs": seqs} | result
+
+
+def _show(result: dict[str, Any]) -> None:
+    click.echo(
+        f"simulated      {result['requests']} requests, {result['arrivals']}, {result['dataset']}: "
+        f"{result['output_tok_s']:.4g} output tok/s, {result['mean_concurrency']:.1f} at a time, "
+        f"busy {result['busy']:.0%}"
+    )
+    for name in ("ttft", "tpot", "itl", "latency"):
+        row = result[f"{name}_ms"]
+        shown = "   ".join(f"{key} {row[key]:.1f}" for key in ("p50", "p95", "p99") if row[key] is not None)
+        click.echo(f"  {name:<12} {shown} ms")
 
 
 def _advise(advice: dict[str, Any]) -> None:

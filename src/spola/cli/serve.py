@@ -16,7 +16,9 @@ from spola.cli.options import (
     engine_options,
     in_short,
     lora_option,
+    measured_line,
     model_option,
+    plan_lines,
     read_options,
     trace_failed,
     trace_option,
@@ -161,6 +163,9 @@ def command(
             describe(service.config, service.load_s)
         else:
             say(in_short(service.config, service.load_s))
+        for line in plan_lines(service.config):
+            say(line)
+        _compare(service, "after loading", say)
         return service
 
     def ready(url: str, service: Service) -> None:
@@ -173,6 +178,8 @@ def command(
     try:
         with listener:
             code = serve(listener, names, build, ready, say, server)
+        for service in built:
+            _compare(service, "in all", say)
     finally:
         log.close()
     for service in built:
@@ -194,3 +201,10 @@ def _read_server(given: dict[str, Any], host: str) -> ServerOptions:
             request_timeout_s=given.pop("request_timeout"),
             drain_s=given.pop("drain_timeout"),
         )
+
+
+def _compare(service: Service, when: str, say: Callable[[str], None]) -> None:
+    """Say how the memory planned compares with the memory taken."""
+    line = measured_line(service.config, service.metrics.kv_peak, when)
+    if line is not None:
+        say(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from spola.core.runner import KV_BYTES, KvGroup
+from spola.core.runner import KV_GROUP, KvGroup, kv_row_bytes
 from spola.planner.plan import Plan
 from spola.runtime.machine import describe_bytes
 
@@ -137,15 +137,23 @@ def explained(plan: Plan) -> Iterator[str]:
 
 def _group(group: KvGroup, groups: Sequence[KvGroup]) -> Iterator[str]:
     layers = len(group.layers)
-    k, v = KV_BYTES[group.k_dtype], KV_BYTES[group.v_dtype]
+    k, v = kv_row_bytes(group.k_dtype, group.k_dim), kv_row_bytes(group.v_dtype, group.v_dim)
     kind = f", window of {group.window}" if group.kind == "window" else ""
-    yield f"KV per token = layers x KV heads x (K dim x bytes + V dim x bytes){kind}"
+    yield f"KV per token = layers x KV heads x (bytes of a K + bytes of a V){kind}"
     yield (
-        f"             = {layers} x {group.heads} x ({group.k_dim} x {k} + {group.v_dim} x {v}) = "
+        f"             = {layers} x {group.heads} x ({_row(group.k_dtype, group.k_dim)} + "
+        f"{_row(group.v_dtype, group.v_dim)}) = {layers} x {group.heads} x ({k} + {v}) = "
         f"{group.bytes_per_token:,} bytes"
     )
     if len(groups) > 1 and group is groups[-1]:
         yield f"               in all {sum(g.bytes_per_token for g in groups):,} bytes"
+
+
+def _row(dtype: str, dim: int) -> str:
+    """Bytes of ``dim`` values in words: int8 has an f16 scale for every 32."""
+    if dtype == "int8":
+        return f"{dim} x 1 + {-(-dim // KV_GROUP)} scales x 2"
+    return f"{dim} x {kv_row_bytes(dtype, 1)}"
 
 
 def _explained_load(f: dict[str, Any]) -> Iterator[str]:

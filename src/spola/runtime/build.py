@@ -35,6 +35,7 @@ from spola.runtime.fit import fit
 from spola.runtime.live import LiveView, StepBytes
 from spola.runtime.loop import EngineLoop
 from spola.runtime.machine import Machine, probe
+from spola.runtime.needs import Shape, memory_plan, workspace_of
 from spola.runtime.prices import step_budget
 from spola.runtime.service import Service
 from spola.runtime.timeline import Timeline
@@ -218,10 +219,16 @@ def resolve(
     drafts = draft_groups(draft, kv_dtypes)
     draft_packed = 0 if draft is None else _packed_bytes(draft, runner, options.precise)
     adapter_bytes = sum(adapter.nbytes for adapter in adapters)
+    threads, reason = machine.threads, machine.threads_reason
+    if options.threads is not None:
+        threads, reason = options.threads, "as asked"
+    shape = Shape(step_tokens, max_seqs, threads, options.precise)
+    opened_models = [(model, groups)] + ([] if draft is None else [(draft, drafts)])
     found = fit(
         (*groups, *drafts),
         weights=packed + draft_packed + adapter_bytes,
         tables=position_bytes(model.spec) + (0 if draft is None else position_bytes(draft.spec)),
+        workspace=workspace_of(opened_models, runner, shape),
         trained=model.spec.context,
         machine=machine,
         max_seqs=max_seqs,
@@ -234,9 +241,7 @@ def resolve(
     draft_kv = sum(
         n * group.bytes_per_token * caps.block_size for n, group in zip(draft_blocks, drafts, strict=True)
     )
-    threads, reason = machine.threads, machine.threads_reason
-    if options.threads is not None:
-        threads, reason = options.threads, "as asked"
+    memory = memory_plan(model, groups, runner, shape, found.blocks[: len(groups)], found.max_model_len)
     return EngineConfig(
         model=model.name,
         path=str(model.path),
@@ -254,6 +259,7 @@ def resolve(
         weights_bytes=model.weights_bytes,
         packed_bytes=packed,
         usable_bytes=found.usable,
+        memory=memory,
         trained_context=model.spec.context,
         max_model_len=found.max_model_len,
         max_model_len_reason=found.reason,

@@ -18,6 +18,7 @@ from spola.core.errors import ConfigError
 from spola.core.runner import KvGroup
 from spola.engine.drafter import DraftRule
 from spola.engine.limits import Batching, Reservation
+from spola.runtime.memory import MemoryPlan
 from spola.spec.weight_types import weight_type
 
 __all__ = ["DraftConfig", "EngineConfig", "Options", "parse_bytes", "parse_kv_dtype", "parse_memory"]
@@ -149,6 +150,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int  # as in the file
     packed_bytes: int  # as the backend holds them
     usable_bytes: int
+    memory: MemoryPlan | None = None  # of the whole process, where the backend tells
     trained_context: int
     max_model_len: int
     max_model_len_reason: str

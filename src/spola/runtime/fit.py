@@ -13,11 +13,11 @@ from spola.core.errors import CapacityError, ConfigError
 from spola.core.runner import BLOCK_TOKENS, KvGroup
 from spola.runtime.machine import Machine, describe_bytes
 
-__all__ = ["USABLE", "Fit", "Layout", "fit"]
+__all__ = ["USABLE", "WORKSPACE", "Fit", "Layout", "fit"]
 
 USABLE = 0.9  # of what the process may still use: the rest is for the interpreter and its surprises
 KV_SHARE = 0.5  # of what the weights leave, taken for the KV cache unless told otherwise
-WORKSPACE = 64 << 20  # activations, logits
+WORKSPACE = 64 << 20  # activations, logits, where the backend does not tell
 LONGEST = 1 << 20  # tokens of a request unless asked for: tables of positions are filled at load
 
 
@@ -40,6 +40,7 @@ def fit(
     machine: Machine,
     max_seqs: int,
     tables: int = 0,
+    workspace: int = WORKSPACE,
     block_size: int = BLOCK_TOKENS,
     max_slice: int = BLOCK_TOKENS,
     kv_memory: int | float | None = None,
@@ -47,7 +48,8 @@ def fit(
 ) -> Fit:
     """Choose KV blocks and ``max_model_len`` for a model of ``weights`` bytes trained for ``trained`` tokens.
 
-    ``tables``: bytes that a backend holds for each position up to ``max_model_len`` (sines and cosines).
+    ``workspace``: bytes that a step computes in. ``tables``: bytes that a backend holds for each position up
+    to ``max_model_len`` (sines and cosines).
     ``max_slice`` is the most rows one request has in a step: it bounds what a window group holds at once.
     ``kv_memory`` (bytes, or as a float a fraction of what the process may use) and ``max_model_len`` (tokens)
     are what the person asked for, or None. By default
@@ -57,13 +59,16 @@ def fit(
     trained context.
     """
     usable = int(min(machine.memory_limit, machine.memory_available) * USABLE)
-    left = usable - weights - WORKSPACE
+    left = usable - weights - workspace
     if isinstance(kv_memory, float):
         kv_memory = int(kv_memory * usable)
     if left <= 0:
         raise CapacityError(
             f"the weights need {describe_bytes(weights)} and this process may use {describe_bytes(usable)} "
-            f"({machine.memory_limit_reason}); take a smaller model or quantization"
+            f"({machine.memory_limit_reason}), {describe_bytes(workspace)} of it for workspace. "
+            f"Three ways out: let it use {describe_bytes((weights + workspace) / USABLE * 1.1)}; "
+            f"weights of at most {describe_bytes(max(usable - workspace, 0))}, in a smaller type "
+            "(--weights); or a smaller model"
         )
     if max_model_len is not None and max_model_len > trained:
         raise ConfigError(f"max_model_len is {max_model_len}, but the model was trained for {trained} tokens")
@@ -72,7 +77,9 @@ def fit(
     if kv_memory is not None and kv_memory > left:
         raise CapacityError(
             f"kv_memory is {describe_bytes(kv_memory)}, but {describe_bytes(weights)} of weights leave "
-            f"{describe_bytes(left)} of the {describe_bytes(usable)} this process may use"
+            f"{describe_bytes(left)} of the {describe_bytes(usable)} this process may use. Three ways out: "
+            f"--kv-memory {left} or less; smaller weights (--weights); or "
+            f"{describe_bytes((weights + workspace + kv_memory) / USABLE)} of memory"
         )
     budget = kv_memory if kv_memory is not None else int(left * KV_SHARE)
     full = layout.blocks_of(wanted)
@@ -81,7 +88,7 @@ def fit(
         need = max_model_len or block_size
         raise CapacityError(
             f"{need} tokens need {describe_bytes(layout.bytes(layout.blocks_of(need)))} of KV cache and "
-            f"{describe_bytes(budget)} are there; lower max_model_len or raise kv_memory"
+            f"{describe_bytes(budget)} are there. Three ways out: {layout.ways(need, blocks, left)}"
         )
     length = min(wanted, blocks * block_size, (left - layout.bytes(blocks)) // tables if tables else wanted)
     if length < 1 or (max_model_len is not None and length < max_model_len):
@@ -106,6 +113,14 @@ class Layout:
     block_size: int
     max_seqs: int
     max_slice: int
+
+    def ways(self, need: int, blocks: int, left: int) -> str:
+        """What could be asked for instead of ``need`` tokens for each request."""
+        more = self.bytes(self.blocks_of(need))
+        fits = blocks * self.block_size
+        shorter = f"--max-model-len {fits} or less" if fits else "a smaller model"
+        larger = f"--kv-memory {more}" if more <= left else f"{describe_bytes(more - left)} more memory"
+        return f"{shorter}; {larger}; or a smaller --kv-dtype (int8 takes about half of f16)"
 
     def blocks_of(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

@@ -6,13 +6,11 @@ its libraries and the tokenizer are estimates from processes that were measured.
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["INTERPRETER", "TOKENIZER_PER_TOKEN", "MemoryPlan", "peak_resident"]
+__all__ = ["INTERPRETER", "TOKENIZER_PER_TOKEN", "MemoryPlan", "peak_resident", "resident"]
 
 INTERPRETER = 56 << 20  # Python with the libraries of ``serve`` and its threads' stacks
 TOKENIZER_PER_TOKEN = 700  # bytes: tables of merges and of tokens, in Python and in the library
@@ -41,18 +39,21 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.total - self.kv
 
 
+def resident() -> int | None:
+    """Bytes of this process that are in memory now; None where the system does not say."""
+    return _status("VmRSS:")
+
+
 def peak_resident() -> int | None:
     """The most bytes this process has had in memory so far; None where the system does not say."""
+    return _status("VmHWM:")
+
+
+def _status(field: str) -> int | None:
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(field):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         pass
-    try:
-        import resource
-
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    except (ImportError, OSError):
-        return None
-    return used if sys.platform == "darwin" else used * 1024 if os.name == "posix" else None
+    return None

@@ -1,0 +1,71 @@
+"""What a model needs of memory before it is loaded, as its backend counts it. Loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spola.core.runner import KvGroup, Runner, RunnerConfig
+from spola.load.model import Model
+from spola.runtime.fit import WORKSPACE
+from spola.runtime.memory import INTERPRETER, TOKENIZER_PER_TOKEN, MemoryPlan, resident
+
+__all__ = ["Shape", "memory_plan", "workspace_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the workspace of a backend depends on, besides the model."""
+
+    step_tokens: int
+    max_seqs: int
+    threads: int
+    precise: bool
+
+    def config(
+        self, groups: tuple[KvGroup, ...], blocks: tuple[int, ...], max_model_len: int
+    ) -> RunnerConfig:
+        return RunnerConfig(
+            kv_groups=groups,
+            kv_blocks=blocks,
+            max_step_tokens=self.step_tokens,
+            max_seqs=self.max_seqs,
+            max_model_len=max_model_len,
+            threads=self.threads,
+            precise=self.precise,
+        )
+
+
+def workspace_of(models: Sequence[tuple[Model, tuple[KvGroup, ...]]], runner: Runner, shape: Shape) -> int:
+    """Bytes that steps compute in, as the backend counts them; a guess where it does not."""
+    footprint = getattr(runner, "footprint", None)
+    if footprint is None:
+        return WORKSPACE
+    return sum(
+        footprint(model.spec, model.dtypes, shape.config(groups, (1,) * len(groups), 1))["workspace"]
+        for model, groups in models
+    )
+
+
+def memory_plan(
+    model: Model,
+    groups: tuple[KvGroup, ...],
+    runner: Runner,
+    shape: Shape,
+    blocks: tuple[int, ...],
+    max_model_len: int,
+) -> MemoryPlan | None:
+    """What the process will take for ``model``, where the backend tells; without a draft model's part."""
+    footprint = getattr(runner, "footprint", None)
+    if footprint is None:
+        return None
+    taken = footprint(model.spec, model.dtypes, shape.config(groups, blocks, max_model_len))
+    tokenizer = TOKENIZER_PER_TOKEN * model.spec.vocab
+    now = resident() or 0
+    return MemoryPlan(
+        weights=taken["weights"],
+        kv=taken["kv"],
+        workspace=taken["workspace"],
+        interpreter=max(INTERPRETER, now - tokenizer),
+        tokenizer=tokenizer,
+    )
