@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("spola._native", reason="the native extension is not built")
 
 from spola.backends.native import NativeRunner
-from spola.core.dtype import BY_NAME
+from spola.core.dtype import BY_GGUF_ID
 from spola.core.params import SamplingParams
 from spola.core.runner import RunnerConfig, Tensor
 from spola.engine.request import Request
@@ -54,7 +54,7 @@ def check(
     runner.close()
 
 
-@pytest.mark.parametrize("dtype", BY_NAME)
+@pytest.mark.parametrize("dtype", [t.name for t in BY_GGUF_ID.values()])
 def test_every_weight_type(dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     shape = {"hidden": 256, "heads": 8, "kv_heads": 4, "head_dim": 32, "ff": 512, "layers": 1}

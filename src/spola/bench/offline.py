@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ from spola.runtime.roofline import Roofline
 from spola.spec.cost import streamed_weight_bytes
 
 __all__ = ["Offline", "Plan"]
+
+Watched = Callable[[], AbstractContextManager[None]]
 
 _FIRST_ID = 1 << 40  # of requests here: above any that a service gives
 
@@ -59,8 +62,8 @@ class Offline:
     def run(self, plan: Plan) -> dict[str, Any]:
         """All measurements of ``plan``, as the JSON document of ``spola bench offline``."""
         config, engine = self.loaded.config, self.loaded.engine
-        self._prefill(min(plan.prompt, 64))  # warms up caches, clocks and the worker threads
-        prefill = [self._prefill(plan.prompt) for _ in range(plan.repeat)]
+        self.prefill(min(plan.prompt, 64))  # warms up caches, clocks and the worker threads
+        prefill = [self.prefill(plan.prompt) for _ in range(plan.repeat)]
         weights = streamed_weight_bytes(self.loaded.spec, self.loaded.dtypes)
         return {
             "model": config.model,
@@ -78,7 +81,7 @@ class Offline:
         }
 
     def _decode_row(self, plan: Plan, batch: int) -> dict[str, Any]:
-        one = self._decode if plan.kv_cache else self._decode_uncached
+        one = self.decode if plan.kv_cache else self._decode_uncached
         seconds = [one(batch, plan.depth, plan.tokens) for _ in range(plan.repeat)]
         row = {
             "batch": batch,
@@ -92,14 +95,15 @@ class Offline:
             least = sum(batch * self._least(first + i) for i in range(plan.tokens))
         return row | {"roofline": least / statistics.median(seconds)}
 
-    def _prefill(self, tokens: int) -> float:
-        """Seconds from a prompt of ``tokens`` tokens to its first token."""
+    def prefill(self, tokens: int, watched: Watched = nullcontext) -> float:
+        """Seconds from a prompt of ``tokens`` tokens to its first token, in the context ``watched``."""
         self._add(tokens, 1)
-        start = time.perf_counter()
-        self._drain()
-        return time.perf_counter() - start
+        with watched():
+            start = time.perf_counter()
+            self._drain()
+            return time.perf_counter() - start
 
-    def _decode(self, batch: int, depth: int, tokens: int) -> float:
+    def decode(self, batch: int, depth: int, tokens: int, watched: Watched = nullcontext) -> float:
         """Seconds of ``tokens`` steps of ``batch`` requests, each of which has ``depth`` tokens cached."""
         prompt = max(depth, 1)
         room = self.loaded.config.max_model_len - prompt
@@ -107,10 +111,11 @@ class Offline:
         engine = self.loaded.engine
         while any(request.n_output == 0 for request in requests):
             engine.step(time.monotonic())
-        start = time.perf_counter()
-        for _ in range(tokens):
-            engine.step(time.monotonic())
-        seconds = time.perf_counter() - start
+        with watched():
+            start = time.perf_counter()
+            for _ in range(tokens):
+                engine.step(time.monotonic())
+            seconds = time.perf_counter() - start
         if any(request.status is not Status.RUNNING for request in requests):
             raise CapacityError(
                 f"{batch} requests of {prompt + tokens} tokens do not fit: give more --kv-memory"

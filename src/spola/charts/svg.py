@@ -118,6 +118,18 @@ class Page:
                 parts.append(_text(x + 5, y - 5, point[2]))
         return parts
 
+    def stacked(self, title: str, parts: Sequence[tuple[str, float]]) -> None:
+        """Horizontal bars of shares, each with its name; shares are of 1."""
+        left, top, high = 240, 46, (self.height - 60) / max(len(parts), 1)
+        wide = self.width - left - 80
+        drawn = [_text(10, 20, title, bold=True)]
+        for i, (name, share) in enumerate(parts):
+            y = top + i * high
+            drawn.append(_rect(left, y, wide * share, high * 0.7, colour(i)))
+            drawn.append(_text(left - 6, y + high * 0.5, name, anchor="end"))
+            drawn.append(_text(left + wide * share + 5, y + high * 0.5, f"{share:.1%}"))
+        self._add(drawn)
+
     def seats(self, title: str, pieces: Sequence[tuple[int, float, float, str]], end: float) -> None:
         """Rows of seats over time: (seat from 1, start, length, prefill or decode)."""
         rows = max((seat for seat, *_ in pieces), default=1)

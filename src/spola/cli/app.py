@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quantize": ("spola.cli.quantize", "Write a model as a GGUF file of another weight type."),
     "eval": ("spola.cli.eval", "Measure perplexity, and agreement with another model."),
     "plan": ("spola.cli.plan", "Say what a model needs and how fast it can be, without loading it."),
+    "profile": ("spola.cli.profile", "Show where the time of a model goes, by operation."),
     "bench": ("spola.cli.bench", "Measure the speed of a model, or of the kernels."),
     "pull": ("spola.cli.pull", "Fetch the small built-in model."),
     "top": ("spola.cli.top", "Watch a server's engine in the terminal."),

@@ -8,6 +8,7 @@ import click
 
 from spola.bench.kernels import ROWS, bench_kernels
 from spola.bench.offline import Offline, Plan
+from spola.cli.bench_compare import compare, report
 from spola.cli.bench_serve import serve
 from spola.cli.options import engine_options, model_option, read_options
 from spola.cli.output import emit_json, json_option, note
@@ -24,6 +25,8 @@ def command() -> None:
 
 
 command.add_command(serve)
+command.add_command(compare)
+command.add_command(report)
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:

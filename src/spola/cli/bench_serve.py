@@ -20,7 +20,7 @@ from spola.core.errors import ConfigError
 from spola.runtime.limits import bench_lock
 from spola.workload import Mix, mix
 
-__all__ = ["load_options", "run_load", "serve"]
+__all__ = ["load_options", "read_mix", "run_load", "serve"]
 
 _COUNT = click.IntRange(1)
 

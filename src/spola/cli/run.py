@@ -6,8 +6,10 @@ import sys
 from typing import Any
 
 import click
+import msgspec
 
 from spola.cli.chat import chat
+from spola.cli.explain import explanation, shown
 from spola.cli.options import (
     as_usage,
     describe,
@@ -24,6 +26,7 @@ from spola.cli.stats import result_json, stats_line
 from spola.core.params import SamplingParams
 from spola.runtime.answer import Job
 from spola.runtime.build import build_service
+from spola.runtime.explain import BEST, Recorder
 from spola.runtime.loop import QueueMailbox
 from spola.runtime.service import Service
 
@@ -41,13 +44,24 @@ DEFAULT_MAX_TOKENS = 512
 @sampling_options
 @click.option("--system", metavar="STR", help="What the system message says.")
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Show each step's work, and the candidates of each token.",
+)
 @engine_options
 @lora_option
 @trace_option
 @click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
 @json_option
 def command(
-    prompt: str | None, model: str | None, raw: bool, verbose: bool, as_json: bool, **given: Any
+    prompt: str | None,
+    model: str | None,
+    raw: bool,
+    explain: bool,
+    verbose: bool,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """Answer PROMPT, or what comes on stdin. Without either, on a terminal: a chat.
 
@@ -60,8 +74,9 @@ def command(
         raise click.UsageError("--system needs the chat template, and --raw leaves it out")
     if raw and given["chat_template"] is not None:
         raise click.UsageError("--raw leaves the chat template out: drop --raw or --chat-template")
-    if talk and (raw or as_json):
-        raise click.UsageError(f"{'--raw' if raw else '--json'} needs a PROMPT")
+    if talk and (raw or as_json or explain):
+        option = "--raw" if raw else "--json" if as_json else "--explain"
+        raise click.UsageError(f"{option} needs a PROMPT")
     if prompt is None and not talk:
         # A line from echo ends in a newline that nobody meant to ask about.
         prompt = read_stdin("PROMPT").removesuffix("\n")
@@ -72,7 +87,8 @@ def command(
     options = read_options(given, trace=given.pop("trace"), max_seqs=1)
     with as_usage():
         SamplingParams(**{name: value for name, value in given.items() if value is not None})
-    service = build_service(model, options)
+    recorder = Recorder() if explain else None
+    service = build_service(model, options, record=recorder)
     try:
         for line in service.notes:
             note(f"spola: note: {line}")
@@ -85,7 +101,7 @@ def command(
             chat(service, params, history)
             return 0
         assert prompt is not None
-        return _answer(service, params, history, prompt, raw, as_json)
+        return _answer(service, params, history, prompt, raw, as_json, recorder)
     finally:
         service.close()
         trace_failed(service)
@@ -98,7 +114,10 @@ def _answer(
     prompt: str,
     raw: bool,
     as_json: bool,
+    recorder: Recorder | None,
 ) -> int:
+    if recorder is not None:
+        params = msgspec.structs.replace(params, logprobs=BEST)
     if raw:
         ids = service.prompt_ids(prompt)
     else:
@@ -110,8 +129,12 @@ def _answer(
     except BaseException:
         service.abort(job)
         raise
+    found = {} if recorder is None else explanation(service, job, recorder)
     if as_json:
-        emit_json(result_json(job))
+        emit_json(result_json(job) | found)
+    elif found:
+        for line in shown(service, found):
+            click.echo(line)
     note(stats_line(service, job))
     return 0
 
