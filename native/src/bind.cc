@@ -89,8 +89,8 @@ nb::list counters(Decoder& d) {
 
 // (kind, matrices, seconds) of each op, then of the head ("head") and of sampling ("sample").
 nb::list op_times(const Decoder& d) {
-  static const char* const kKinds[] = {"embed", "prepare",  "linear", "rope_kv", "attention", "merge",
-                                       "residual", "route", "group",  "experts", "combine"};
+  static const char* const kKinds[] = {"embed", "prepare",  "adapter", "linear", "rope_kv", "attention",
+                                       "merge", "residual", "route",   "group",  "experts", "combine"};
   nb::list out;
   const OpSeconds& seconds = d.op_seconds();
   if (seconds.empty()) return out;

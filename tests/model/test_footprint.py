@@ -61,7 +61,7 @@ def test_every_weight_type(dtype: str, tmp_path: Path) -> None:
     write_tiny_gguf(path, Tiny(dtype=dtype, tied=False, context=256, **shape))
     with open_model(ModelPath(path, "tiny")) as model:
         check(model.spec, model.dtypes, model.tensors())
-        other = {"precise": True, "threads": 1, "max_step_tokens": 17}
+        other = {"precise": True, "threads": 1, "max_step_tokens": 17, "max_lora_rank": 5}
         check(model.spec, model.dtypes, model.tensors(), ("f32", "int8"), **other)
 
 

@@ -31,6 +31,7 @@ __all__ = ["Watch", "profile"]
 _WORDS = {
     "embed": "embedding rows",
     "prepare": "norm and quantize",
+    "adapter": "adapters",
     "rope_kv": "rope and KV write",
     "attention": "attention",
     "merge": "merge of attention",

@@ -222,7 +222,8 @@ def resolve(
     threads, reason = machine.threads, machine.threads_reason
     if options.threads is not None:
         threads, reason = options.threads, "as asked"
-    shape = Shape(step_tokens, max_seqs, threads, options.precise)
+    max_rank = max((adapter.rank for adapter in adapters), default=0)
+    shape = Shape(step_tokens, max_seqs, threads, options.precise, max_rank)
     opened_models = [(model, groups)] + ([] if draft is None else [(draft, drafts)])
     found = fit(
         (*groups, *drafts),
@@ -241,7 +242,8 @@ def resolve(
     draft_kv = sum(
         n * group.bytes_per_token * caps.block_size for n, group in zip(draft_blocks, drafts, strict=True)
     )
-    memory = memory_plan(model, groups, runner, shape, found.blocks[: len(groups)], found.max_model_len)
+    blocks = found.blocks[: len(groups)]
+    memory = memory_plan(model, groups, runner, shape, blocks, found.max_model_len, adapter_bytes)
     return EngineConfig(
         model=model.name,
         path=str(model.path),
@@ -272,7 +274,7 @@ def resolve(
         fingerprint=model.fingerprint,
         adapters=tuple(adapter.name for adapter in adapters),
         adapter_bytes=adapter_bytes,
-        max_lora_rank=max((adapter.rank for adapter in adapters), default=0),
+        max_lora_rank=max_rank,
         itl_target_s=options.itl_target_s,
         speculate=options.speculate,
         draft_rule=options.draft_rule,

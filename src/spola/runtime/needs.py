@@ -21,6 +21,7 @@ class Shape:
     max_seqs: int
     threads: int
     precise: bool
+    max_lora_rank: int = 0
 
     def config(
         self, groups: tuple[KvGroup, ...], blocks: tuple[int, ...], max_model_len: int
@@ -33,6 +34,7 @@ class Shape:
             max_model_len=max_model_len,
             threads=self.threads,
             precise=self.precise,
+            max_lora_rank=self.max_lora_rank,
         )
 
 
@@ -54,8 +56,11 @@ def memory_plan(
     shape: Shape,
     blocks: tuple[int, ...],
     max_model_len: int,
+    adapters: int = 0,
 ) -> MemoryPlan | None:
-    """What the process will take for ``model``, where the backend tells; without a draft model's part."""
+    """What the process will take for ``model`` and ``adapters`` bytes of adapters, where the backend tells;
+    without a draft model's part.
+    """
     footprint = getattr(runner, "footprint", None)
     if footprint is None:
         return None
@@ -63,7 +68,7 @@ def memory_plan(
     tokenizer = TOKENIZER_PER_TOKEN * model.spec.vocab
     now = resident() or 0
     return MemoryPlan(
-        weights=taken["weights"],
+        weights=taken["weights"] + adapters,
         kv=taken["kv"],
         workspace=taken["workspace"],
         interpreter=max(INTERPRETER, now - tokenizer),

@@ -23,7 +23,7 @@ MATRIX_ROLES = ("embedding", "positions", "linear", "router", "head", "experts")
 
 _LINE = 64  # bytes: kCacheLine
 _TILE_ROWS, _QUERY_ROWS, _HEAD_ROWS, _OWN_ROWS, _SPARE_RECORDS = 16, 32, 64, 2, 1024
-_RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH, _LOGITS, _EXPERT, _BUFFERS = 0, 1, 2, 3, 4, 6, 8, 9
+_RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH, _DELTA, _LOGITS, _EXPERT, _BUFFERS = 0, 1, 2, 3, 4, 5, 6, 8, 9
 
 
 def footprint(spec: DecoderSpec, dtypes: Mapping[str, str], config: RunnerConfig) -> dict[str, int]:
@@ -55,7 +55,7 @@ class _Sizes:
     def __init__(self, spec: DecoderSpec, config: RunnerConfig) -> None:
         self.spec, self.config = spec, config
         self.used = self.positions = 0
-        self._count = 0
+        self._count = self._site_count = 0
         self._widths = [0] * _BUFFERS
         self._widths[_RESIDUAL] = spec.hidden
         self._widths[_LOGITS] = _up(spec.vocab, _TILE_ROWS)
@@ -101,6 +101,13 @@ class _Sizes:
         size = 4 * self.config.max_model_len * len(frequencies)
         self.positions += 2 * size
         return self._each(2, size)
+
+    def add_site(self, *shape: int) -> int:
+        self._site_count += 1
+        return self._site_count - 1
+
+    def adapt(self, sites: Sequence[int], max_rank: int) -> None:
+        self._widen(_DELTA, len(sites) * max_rank)
 
     def embed(self, *arguments: Any) -> None:
         pass
