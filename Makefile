@@ -14,7 +14,7 @@ ARGS   ?=
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: run chat serve test check native sanitize install-test fuzz soak docs page test-page clean
+.PHONY: run chat serve test check native sanitize test-arm install-test fuzz soak docs page test-page clean
 
 run: $(VENV)/.run
 	@$(BIN)/spola run $(ARGS) -- "$$TYPED_PROMPT"
@@ -42,6 +42,10 @@ native: $(VENV)/.dev
 # The kernel tests under the address and undefined-behaviour sanitizers.
 sanitize: $(VENV)/.dev
 	@$(BIN)/python tools/suites.py sanitize
+
+# Kernel tests and golden tokens on arm64, in emulation. Needs a cross compiler and QEMU, and says which.
+test-arm: $(VENV)/.dev
+	@$(BIN)/python tools/arm.py
 
 # A wheel in an empty environment: size, no NumPy, no torch, an answer.
 install-test: $(VENV)/.dev
