@@ -2,9 +2,9 @@
 // (VNNI, dotprod): one template for all of them, S being the instruction set.
 //
 // S::Codes is one register of a group of a packed tile: S::kLanes output rows, four codes of consecutive k
-// each. Where a register is narrower than a tile, a kernel goes through the S::kParts parts of each record. For
-// SIMD sources only: everything is internal to its source file and no standard library is used, as an inline
-// function compiled for one instruction set could be the copy the linker keeps for everybody.
+// each. Where a register is narrower than a tile, a kernel goes through the S::kParts parts of each record.
+// For SIMD sources only: everything is internal to its source file and no standard library is used, as an
+// inline function compiled for one instruction set could be the copy the linker keeps for everybody.
 #pragma once
 
 #include "kernels/inline.h"

@@ -1,4 +1,4 @@
-// F32, F16 and BF16 weights times f32 activations: one FMA per product, k ascending. See linear_dot.h.
+// F32, F16, BF16 and E4M3 weights times f32 activations: one FMA per product, k ascending. See linear_dot.h.
 #pragma once
 
 #include "kernels/linear_dot.h"
@@ -48,6 +48,42 @@ struct FloatWeights {
       const auto w = W::load(p);
 #pragma GCC unroll 16
       for (int r = 0; r < MR; ++r) acc[r] = S::fma(w, x[r * stride + k], acc[r]);
+    }
+  }
+};
+
+// 8-bit floats with a scale per row. A power of two in the scale instead of the code changes no bit of their
+// product.
+template <class S>
+struct ScaledFloats {
+  template <class N>
+  static void e4m3(N, const uint8_t* p, const Activations& a, int row0, float* out) {
+    constexpr int MR = N::value;
+    const Ahead ahead(a, p);
+    const long stride = a.k;
+    const float* x = a.f32 + row0 * stride;
+    for (long k = 0; k < stride; k += e4m3::kCols, p += e4m3::kBytes) {
+      ahead.fetch<e4m3::kBytes>(p);
+#pragma GCC unroll 4
+      for (int part = 0; part < S::kParts; ++part) {
+        const float* scales = reinterpret_cast<const float*>(p + e4m3::kScale) + part * S::kLanes;
+        const auto scale = S::mul(S::load_float(scales), 256.0f);
+        typename S::F acc[MR];
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; ++r) {
+          acc[r] = k == 0 ? S::zero() : S::load_float(out + r * kTileRows + part * S::kLanes);
+        }
+        const uint8_t* codes = p + e4m3::kQs + part * S::kLanes;
+        for (long i = 0; i < e4m3::kCols; i += 4, codes += 4 * kTileRows) {
+          const typename S::template Four<MR> four(x + k + i, stride);
+          unrolled<4>([&](auto j) {
+            const auto w = S::mul(S::load_e4m3(codes + j.value * kTileRows), scale);
+            S::template fma_rows<j.value>(acc, w, four);
+          });
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; ++r) S::store(out + r * kTileRows + part * S::kLanes, acc[r]);
+      }
     }
   }
 };

@@ -1,4 +1,4 @@
-// 4-bit weights times A8 activations: Q4_0, Q4_1, Q4_K. See linear_dot.h.
+// 4-bit weights times A8 activations: Q4_0, Q4_1, Q4_K, groups with zero points. See linear_dot.h.
 //
 // Codes stay unsigned and sums are exact in int32 (32 * 15 * 127). A zero point of 8 is where the integer
 // sums start: -8 times the sum of the activations.
@@ -63,6 +63,35 @@ struct FourBits {
     }
     acc.store();
   }
+
+  // Groups of Blocks * 32 columns, value = d * (code - z).
+  template <int Blocks>
+  struct Zeros {
+    template <class N>
+    static void u4z(N, const uint8_t* p, const Activations& a, int row0, float* out) {
+      constexpr int MR = N::value;
+      const Ahead ahead(a, p);
+      const RowsA8<MR> rows(a, row0);
+      typename S::template Accumulators<MR> acc(out);
+      for (long b = 0; b < rows.blocks; b += Blocks, p += u4z::bytes(Blocks)) {
+        ahead.fetch<u4z::kQs>(p);
+        for (long i = 0; i < Blocks; ++i) {
+          const uint8_t* qs = p + u4z::kQs + i * u4z::kBlockBytes;
+          ahead.fetch<u4z::kBlockBytes>(qs);
+#pragma GCC unroll 4
+          for (int part = 0; part < S::kParts; ++part) {
+            Sum sum[MR];
+            D::clear(sum);
+            dot_split(sum, qs + codes_of<S>(part), rows, (b + i) * kBlock);
+            const auto d = S::load_half(p + u4z::kD + halves_of<S>(part));
+            const auto z = S::load_half(p + u4z::kZ + halves_of<S>(part));
+            D::add_scale_min(acc, part, sum, d, S::negate(S::mul(d, z)), rows, b + i);
+          }
+        }
+      }
+      acc.store();
+    }
+  };
 
   // One sub-block of 32 columns: the low or high nibbles of eight groups.
   template <bool High, int MR, class Accumulators>

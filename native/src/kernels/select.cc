@@ -116,7 +116,7 @@ const Kernels* neon_kernels() {
     neon.isa = "neon";
     neon.rows = 8;
     SPOLA_FILL_TILES(neon, neon);
-    SPOLA_FILL_OTHER_TILES(scalar);  // right, and slow
+    SPOLA_FILL_OTHER_TILES(neon);
     SPOLA_FILL_ROWS(neon, neon);
     return neon;
   }();

@@ -32,6 +32,8 @@ struct Simd {
   static SPOLA_INLINE Sum zero_sum() { return vdupq_n_s32(0); }
   static SPOLA_INLINE F to_float(Sum x) { return vcvtq_f32_s32(x); }
   static SPOLA_INLINE F mul(F x, float y) { return vmulq_n_f32(x, y); }
+  static SPOLA_INLINE F mul(F x, F y) { return vmulq_f32(x, y); }
+  static SPOLA_INLINE F negate(F x) { return vnegq_f32(x); }
   static SPOLA_INLINE F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
   static SPOLA_INLINE F fma(F a, float b, F c) { return vfmaq_n_f32(c, a, b); }
 
@@ -282,6 +284,16 @@ struct Simd {
   static SPOLA_INLINE void fma_rows(F (&acc)[MR], F w, const Four<MR>& four) {
 #pragma GCC unroll 8
     for (int r = 0; r < MR; ++r) acc[r] = vfmaq_laneq_f32(acc[r], w, four.x[r], I);
+  }
+
+  // Four E4M3 codes as f32, divided by 256: their bits, moved, are an f16.
+  static SPOLA_INLINE F load_e4m3(const uint8_t* p) {
+    uint32_t codes;
+    __builtin_memcpy(&codes, p, sizeof codes);
+    const uint16x4_t x = vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(codes))));
+    const uint16x4_t sign = vshl_n_u16(vand_u16(x, vdup_n_u16(0x80)), 8);
+    const uint16x4_t rest = vshl_n_u16(vand_u16(x, vdup_n_u16(0x7f)), 7);
+    return vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(sign, rest)));
   }
 
   struct F32 {

@@ -75,6 +75,7 @@ double peak(ActFormat format, long rounds);
 #if defined(SPOLA_HAVE_NEON)
 namespace spola::neon {
 SPOLA_DECLARE_TILES
+SPOLA_DECLARE_OTHER_TILES
 SPOLA_DECLARE_ROWS
 }  // namespace spola::neon
 #endif
