@@ -47,6 +47,14 @@ int add_vector(Decoder& d, const Value& arguments) {
                               raw(data), data.size(), static_cast<float>(float_of(a[4])));
 }
 
+void add_adapter_part(Decoder& d, const Value& arguments) {
+  const std::vector<Value>& v = items_of(arguments, 6);
+  const std::vector<float> a = words_of<float>(v[4]), b = words_of<float>(v[5]);
+  d.add_adapter_part(static_cast<int>(int_of(v[0])), static_cast<int>(int_of(v[1])),
+                     static_cast<int>(int_of(v[2])), static_cast<float>(float_of(v[3])), a.data(), a.size(),
+                     b.data(), b.size());
+}
+
 // Calls that build; false if `name` is none of them. `result` is the index that a call gives, or -1.
 bool build_call(Decoder& d, std::string_view name, const Value& a, int64_t* result) {
   const auto give = [&](auto function) { *result = invoke(function, d, a); };
@@ -64,6 +72,11 @@ bool build_call(Decoder& d, std::string_view name, const Value& a, int64_t* resu
   if (name == "combine") return make(&build::combine), true;
   if (name == "attention") return make(&build::attention), true;
   if (name == "head") return make(&build::head), true;
+  if (name == "adapt") return make(&build::adapt), true;
+  if (name == "add_site") return give(&Decoder::add_site), true;
+  if (name == "add_adapter") return give(&Decoder::add_adapter), true;
+  if (name == "add_adapter_part") return add_adapter_part(d, a), true;
+  if (name == "drop_adapter") return make(&Decoder::drop_adapter), true;
   if (name == "finish") return d.finish(), true;
   return false;
 }

@@ -37,7 +37,7 @@ const std::vector<int32_t>& TapedStep::kept_ids(const Value& v) {
 }
 
 RequestIn TapedStep::request(const Value& v) {
-  const std::vector<Value>& t = items_of(v, 12);
+  const std::vector<Value>& t = items_of(v, 13);
   RequestIn r;
   r.id = at<int64_t>(t, 0);
   r.choice = at<int32_t>(t, 1);
@@ -55,6 +55,7 @@ RequestIn TapedStep::request(const Value& v) {
   r.params.allowed = words_of<uint32_t>(t[9]);
   r.params.ends = words_of<int32_t>(t[10]);
   for (const Value& bad : items_of(t[11])) r.params.bad.push_back(words_of<int32_t>(bad));
+  r.adapter = at<int>(t, 12);
   return r;
 }
 

@@ -90,4 +90,12 @@ R invoke(R (*function)(Target&, A...), Target& target, const Value& arguments) {
   return std::apply(call, As<Arguments>::from(arguments));
 }
 
+// The same for a member function.
+template <class Target, class R, class... A>
+R invoke(R (Target::*function)(A...), Target& target, const Value& arguments) {
+  using Arguments = std::tuple<std::remove_cv_t<std::remove_reference_t<A>>...>;
+  const auto call = [&](const auto&... a) { return (target.*function)(a...); };
+  return std::apply(call, As<Arguments>::from(arguments));
+}
+
 }  // namespace spola::replay
