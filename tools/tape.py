@@ -19,7 +19,7 @@ from spola.backends.native import runner
 
 MAGIC = b"spola tape 1\n"
 UNRECORDED = ("hold", "poison")
-SILENT = ("memory", "counters", "isa")  # they ask, and change nothing
+SILENT = ("memory", "counters", "isa", "time_ops", "op_times")  # they ask, and change nothing
 
 
 def encode(value: Any) -> bytes:
