@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ class Recorded:
 
 
 @contextmanager
-def smollm2(*, max_model_len: int = 512, **options: int) -> Iterator[Recorded]:
+def smollm2(*, max_model_len: int = 512, **options: Any) -> Iterator[Recorded]:
     steps: list[Step] = []
 
     def record(step: Step, output: StepOutput) -> None:
@@ -76,7 +77,7 @@ def smollm2(*, max_model_len: int = 512, **options: int) -> Iterator[Recorded]:
     try:
         yield Recorded(loaded, steps)
     finally:
-        loaded.engine.runner.close()
+        loaded.engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +131,15 @@ def test_prompts_seen_before_start_late_and_answer_alike(alone: list[Answer]) ->
         # Number 6 and its answer do not fill a fourth block; the others begin at their last token, in a copy.
         assert [first[id] for id in sorted(first)] == [149, 96, 63, 31]
         assert sum(len(step.copies) for step in model.steps[before:]) == 3
+
+
+def test_a_draft_model_for_all_of_them(alone: list[Answer]) -> None:
+    """One that agrees always: the same model, whose drafts are drawn with the same random numbers."""
+    with smollm2(threads=2, max_seqs=8, max_step_tokens=96, speculate="draft=smollm2") as model:
+        speculator = model.loaded.engine.scheduler._speculator
+        assert speculator is not None
+        speculator.cost, speculator.draft_cost = (lambda rows: 1.0), (lambda rows: 0.01)
+        assert model.run(list(range(8))) == alone
+        stats = model.loaded.engine.scheduler.stats
+        assert stats.accepted_tokens == stats.draft_tokens > 20
+        assert any(s.n_drafts > 1 for step in model.steps for s in step.slices)

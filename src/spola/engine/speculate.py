@@ -62,8 +62,12 @@ def best_lengths(
     """
     best, highest = [0] * len(alphas), len(alphas) / cost(rows)
     deepest = min(max(most, default=0), max(1, MOST_TOGETHER // max(len(alphas), 1)))
-    gains = [(-(alpha**i), i, j) for j, alpha in enumerate(alphas) for i in range(1, most[j] + 1)]
+    gains = [
+        (-(alpha**i), i, j) for j, alpha in enumerate(alphas) for i in range(1, min(most[j], deepest) + 1)
+    ]
     gains.sort()
+    seconds = [cost(rows + n) for n in range(min(room, len(gains)) + 1)]
+    drafts = [0.0, *(draft_cost(n) for n in range(1, len(alphas) + 1))]
     for bound in range(1, deepest + 1):
         tokens, drafting = float(len(alphas)), 0.0
         lengths, at_depth = [0] * len(alphas), [0] * (bound + 1)
@@ -73,11 +77,11 @@ def best_lengths(
                 continue
             before = at_depth[depth]
             at_depth[depth] += 1
-            drafting += draft_cost(before + 1) - (draft_cost(before) if before else 0.0)
+            drafting += drafts[before + 1] - drafts[before]
             tokens -= gain
             lengths[j] = depth
             added += 1
-            rate = tokens / (cost(rows + added) + drafting)
+            rate = tokens / (seconds[added] + drafting)
             if rate > highest:
                 highest, best = rate, lengths[:]
     return best
