@@ -12,13 +12,14 @@ __all__ = ["folder_tokenizer", "write_tokenizer"]
 
 
 def folder_tokenizer(folder: Path, vocab: int, **config: Any) -> None:
-    """A byte-level tokenizer without merges: three special tokens, and as many bytes as ``vocab`` leaves
-    room.
+    """A byte-level tokenizer: three special tokens, as many bytes as ``vocab`` leaves room, and one merge.
+
+    The merge, of two digits, is never made where digits stand alone: ids tell another way of cutting.
     """
-    tokens = [*SPECIALS, *byte_letters()][:vocab]
+    tokens = [*[*SPECIALS, *byte_letters()][: vocab - 1], "12"]
     prefix = "tokenizer.ggml."
     types = [3] * len(SPECIALS) + [1] * (len(tokens) - len(SPECIALS))
-    metadata = {f"{prefix}tokens": tokens, f"{prefix}token_type": types, f"{prefix}merges": []}
+    metadata = {f"{prefix}tokens": tokens, f"{prefix}token_type": types, f"{prefix}merges": ["1 2"]}
     write_tokenizer(folder, metadata, **config)
 
 

@@ -33,7 +33,7 @@ from spola.spec.gguf_rows import ROWS, GgufRow
 from spola.spec.rope import inverse_frequencies
 from spola.spec.sources import TensorTable
 
-__all__ = ["as_gguf_spec", "check_read_back", "gguf_keys", "rope_divisors"]
+__all__ = ["as_gguf_spec", "check_read_back", "difference", "gguf_keys", "rope_divisors"]
 
 
 def gguf_keys(spec: DecoderSpec, arch: str) -> dict[str, Any]:
@@ -113,23 +113,25 @@ def as_gguf_spec(spec: DecoderSpec, arch: str) -> DecoderSpec:
 def check_read_back(spec: DecoderSpec, metadata: Mapping[str, Any], tensors: TensorTable) -> None:
     """Raise ModelError naming the first part of ``spec`` that does not come back from ``metadata``."""
     found, _ = from_gguf(metadata, tensors)
-    difference = _difference(replace(spec, name=""), replace(found, name=""), "")
-    if difference:
-        raise ModelError(f"a GGUF file of architecture {spec.arch} cannot say this model's {difference}")
+    found_difference = difference(replace(spec, name=""), replace(found, name=""), "")
+    if found_difference:
+        raise ModelError(
+            f"a GGUF file of architecture {spec.arch} cannot say this model's {found_difference}"
+        )
 
 
-def _difference(wanted: Any, found: Any, where: str) -> str:
+def difference(wanted: Any, found: Any, where: str = "") -> str:
     """Path and values of the first difference, or an empty string; floats may differ by an f32 rounding."""
     if is_dataclass(wanted) and type(wanted) is type(found):
         for field in fields(wanted):
             inner = f"{where}.{field.name}" if where else field.name
-            text = _difference(getattr(wanted, field.name), getattr(found, field.name), inner)
+            text = difference(getattr(wanted, field.name), getattr(found, field.name), inner)
             if text:
                 return text
         return ""
     if isinstance(wanted, tuple) and isinstance(found, tuple) and len(wanted) == len(found):
         pairs = enumerate(zip(wanted, found, strict=True))
-        return next((t for i, (a, b) in pairs if (t := _difference(a, b, f"{where}[{i}]"))), "")
+        return next((t for i, (a, b) in pairs if (t := difference(a, b, f"{where}[{i}]"))), "")
     if isinstance(wanted, float) and isinstance(found, float):
         same = abs(wanted - found) <= 1e-6 * max(abs(wanted), abs(found))
     else:
