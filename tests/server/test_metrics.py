@@ -189,7 +189,7 @@ def test_tokenize_counts_messages_as_a_chat_does(running: Running) -> None:
         ("/tokenize", {"prompt": "a", "model": "x"}, "model"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
-        ("/detokenize", {"tokens": [True]}, "tokens"),
+        ("/detokenize", {"tokens": [True]}, "tokens[0]"),
         ("/detokenize", {"tokens": [10**9]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [1], "prompt": "a"}, "prompt"),

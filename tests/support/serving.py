@@ -19,6 +19,7 @@ from spola.server.app import State, create_app
 from spola.server.connections import protocol
 from spola.server.options import ServerOptions
 from spola.server.serve import bind
+from spola.server.shelf import Shelf
 from support.running import TEXT, Running
 from support.service import Parrot, parrot_service, tiny_file
 
@@ -29,7 +30,7 @@ __all__ = ["Answer", "ask", "serving"]
 def serving(
     folder: Path,
     *,
-    names: tuple[str, ...] = ("tiny",),
+    names: tuple[str, ...] | Shelf = ("tiny",),
     server: ServerOptions | None = None,
     delay: float = 0.0,
     **engine: Any,

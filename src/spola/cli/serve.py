@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
+from spola.cli.loading import loading_bar
 from spola.cli.options import (
     as_usage,
     batching_options,
@@ -17,7 +20,6 @@ from spola.cli.options import (
     in_short,
     lora_option,
     measured_line,
-    model_option,
     plan_lines,
     read_options,
     trace_failed,
@@ -27,14 +29,19 @@ from spola.cli.output import emit_json, json_option, note, printable
 from spola.core import flags
 from spola.load.resolve import resolve_model
 from spola.runtime.build import build_service
+from spola.runtime.config import Options
 from spola.runtime.service import Service
+from spola.runtime.sharing import share_memory
+from spola.runtime.turns import Turns
 from spola.server.keys import read_keys
 from spola.server.log import Log, LogFormat, logger
 from spola.server.options import ServerOptions
 from spola.server.serve import bind, check_host, serve
+from spola.server.shelf import Book, Shelf
 
 __all__ = ["command"]
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 _Decorator = Callable[[Any], Any]
 _SECONDS = click.FloatRange(0, min_open=True)
 
@@ -95,7 +102,14 @@ def _server_options(command: Any) -> Any:
 
 
 @click.command("serve", epilog="Example: spola serve -m model.gguf --port 8000")
-@model_option
+@click.option(
+    "-m",
+    "--model",
+    "models",
+    multiple=True,
+    metavar="[NAME=]MODEL",
+    help="GGUF file, Hugging Face folder, org/name[:TYPE] in the hub's cache, or smollm2. Repeatable.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option(
     "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one."
@@ -123,7 +137,7 @@ def _server_options(command: Any) -> Any:
 @click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
 @json_option
 def command(
-    model: str | None,
+    models: tuple[str, ...],
     host: str,
     port: int,
     served_model_name: tuple[str, ...],
@@ -140,9 +154,10 @@ def command(
     form: LogFormat = given.pop("log_format")
     server = _read_server(given, host)
     options = read_options(given, trace=given.pop("trace"), max_seqs=max_seqs, itl_target_s=itl_target / 1000)
-    where = resolve_model(model)
-    names = tuple(dict.fromkeys(served_model_name)) or (where.name,)
-    if taken := next((name for name in names if name in dict(options.lora)), None):
+    named = _named(models, served_model_name)
+    if options.lora and len(named) > 1:
+        raise click.UsageError("--lora: adapters are for one model, and there are several")
+    if taken := next((name for names in named for name in names if name in dict(options.lora)), None):
         raise click.UsageError(f"--lora: an adapter must not have the name of the model, {taken!r}")
     listener = bind(host, port)
     say: Callable[[str], None] = note
@@ -152,11 +167,12 @@ def command(
             logger.info("%s", printable(line))
 
     built: list[Service] = []
+    turns = Turns()
 
-    def build() -> Service:
-        service = build_service(model, options)
+    def build(model: str | None, options: Options) -> Service:
+        with loading_bar() as progress:
+            service = build_service(model, options, turn=turns, progress=progress)
         built.append(service)
-        service.grammars.warm()  # not while others wait for tokens
         for line in service.notes:
             say(f"spola: note: {line}")
         if verbose:
@@ -169,6 +185,7 @@ def command(
         return service
 
     def ready(url: str, service: Service) -> None:
+        names = [name for names in named for name in names]
         say(f"serving {', '.join(names)} on {url}")
         if as_json:
             emit_json({"url": url, "model": names[0], "names": names, "config": service.config})
@@ -177,7 +194,10 @@ def command(
     log = Log(form)
     try:
         with listener:
-            code = serve(listener, names, build, ready, say, server)
+            shelf = _shelf(named, options, build)
+            first = shelf.books[0].build
+            assert first is not None
+            code = serve(listener, shelf, first, ready, say, server)
         for service in built:
             _compare(service, "in all", say)
     finally:
@@ -185,6 +205,39 @@ def command(
     for service in built:
         trace_failed(service)
     return code
+
+
+def _named(models: Sequence[str], served: Sequence[str]) -> dict[tuple[str, ...], str | None]:
+    """Names -> model, in the order given. Raises ConfigError, UsageError for names that mean two models."""
+    if len(models) > 1 and served:
+        raise click.UsageError("--served-model-name is for one model; with several write -m NAME=MODEL")
+    out: dict[tuple[str, ...], str | None] = {}
+    for given in models or (None,):
+        name, found, model = (given or "").partition("=")
+        if not found or not _NAME.fullmatch(name) or (given is not None and Path(given).exists()):
+            name, model = "", given or ""
+        where = resolve_model(model or None)
+        names = tuple(dict.fromkeys(served)) or (name or where.name,)
+        if any(one in other for other in out for one in names):
+            raise click.UsageError(f"two models are called {names[0]!r}; write -m NAME=MODEL")
+        out[names] = model or None
+    return out
+
+
+def _shelf(
+    named: Mapping[tuple[str, ...], str | None],
+    options: Options,
+    build: Callable[[str | None, Options], Service],
+) -> Shelf:
+    if len(named) == 1:
+        ((names, model),) = named.items()
+        return Shelf([Book(names, partial(build, model, options))])
+    shares, total = share_memory([model or "smollm2" for model in named.values()], options)
+    books = [
+        Book(names, partial(build, share.model, share.options), share.bytes)
+        for names, share in zip(named, shares, strict=True)
+    ]
+    return Shelf(books, total)
 
 
 def _read_server(given: dict[str, Any], host: str) -> ServerOptions:

@@ -6,7 +6,8 @@ The only module that names concrete classes of the layers below. Backends are fo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from spola.backends.registry import backend
 from spola.core import flags
 from spola.core.errors import ConfigError, ModelError
-from spola.core.runner import Adapter, Runner, RunnerConfig
+from spola.core.runner import Adapter, Runner, RunnerConfig, Tensor
 from spola.engine.drafter import Drafter
 from spola.engine.engine import Engine, Recorder
 from spola.engine.limits import Limits
@@ -47,7 +48,7 @@ from spola.spec.weight_types import weight_type
 from spola.text.chat import ChatTemplate
 from spola.text.tokenizer import Tokenizer
 
-__all__ = ["Loaded", "build_service", "load_engine", "resolve"]
+__all__ = ["Loaded", "build_service", "load_engine", "packed_bytes", "resolve"]
 
 STALL_S = 0.1  # a gap between two tokens that a reader would notice, where no target says otherwise
 
@@ -71,11 +72,17 @@ class Loaded:
     load_s: float
 
 
-def build_service(model: str | None = None, options: Options | None = None, **extra: Any) -> Service:
-    """Load ``model`` and start its engine thread. ``extra`` as in ``load_engine``."""
+def build_service(
+    model: str | None = None,
+    options: Options | None = None,
+    *,
+    turn: AbstractContextManager[None] | None = None,
+    **extra: Any,
+) -> Service:
+    """Load ``model`` and start its engine thread. ``extra`` as in load_engine, ``turn`` as in EngineLoop."""
     loaded = load_engine(model, options, **extra)
     return Service(
-        loop=EngineLoop(loaded.engine),
+        loop=EngineLoop(loaded.engine, turn=turn),
         spec=loaded.spec,
         tokenizer=loaded.tokenizer,
         template=loaded.template,
@@ -97,11 +104,13 @@ def load_engine(
     *,
     runner: Runner | None = None,
     record: Recorder | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Loaded:
     """Load ``model`` (a name for ``load.resolve``) with ``options``.
 
     ``runner`` replaces the one ``options.backend`` names; ``record`` is the engine's. Everything that can be
-    refused is refused before the weights are read: ConfigError, ModelError, CapacityError.
+    refused is refused before the weights are read: ConfigError, ModelError, CapacityError. ``progress`` is
+    told the bytes of weights that were taken in, and of all.
     """
     started = time.monotonic()
     options = options or Options()
@@ -120,7 +129,10 @@ def load_engine(
             adapters = _adapters(opened, options, machine, runner)
             config = resolve(opened, options, machine, runner, draft, adapters)
             timeline = None if options.trace is None else Timeline(options.trace)
-            runner.load(opened.spec, opened.tensors(converter(config.threads)), _runner_config(config))
+            tensors = opened.tensors(converter(config.threads))
+            if progress is not None:
+                tensors = _counted(tensors, opened.weights_bytes, progress)
+            runner.load(opened.spec, tensors, _runner_config(config))
             for adapter in adapters:
                 runner.add_adapter(adapter)
             times = StepTimes()
@@ -215,9 +227,9 @@ def resolve(
     groups = kv_groups(model.spec, *kv_dtypes)
     max_seqs = min(options.max_seqs, max(caps.batch_buckets, default=options.max_seqs))
     step_tokens = min(options.max_step_tokens, caps.max_step_tokens or options.max_step_tokens)
-    packed = _packed_bytes(model, runner, options.precise)
+    packed = packed_bytes(model, runner, options.precise)
     drafts = draft_groups(draft, kv_dtypes)
-    draft_packed = 0 if draft is None else _packed_bytes(draft, runner, options.precise)
+    draft_packed = 0 if draft is None else packed_bytes(draft, runner, options.precise)
     adapter_bytes = sum(adapter.nbytes for adapter in adapters)
     threads, reason = machine.threads, machine.threads_reason
     if options.threads is not None:
@@ -292,7 +304,7 @@ def resolve(
     )
 
 
-def _packed_bytes(model: Model, runner: Runner, precise: bool) -> int:
+def packed_bytes(model: Model, runner: Runner, precise: bool) -> int:
     """What the weights take in the backend's own layout, where it says so; else as in the file."""
     weight_bytes = getattr(runner, "weight_bytes", None)
     if weight_bytes is None:
@@ -306,6 +318,15 @@ def _speculator(kind: str, drafter: Drafter | None, times: StepTimes) -> Specula
     if drafter is not None:
         return Speculator(drafter, times, draft_cost=drafter.cost)
     return Speculator(NGramProposer() if kind == "ngram" else SuffixProposer(), times)
+
+
+def _counted(tensors: Iterable[Tensor], total: int, progress: Callable[[int, int], None]) -> Iterator[Tensor]:
+    """``tensors``; tells how far they are."""
+    done = 0
+    for tensor in tensors:
+        yield tensor
+        done += memoryview(tensor.data).nbytes
+        progress(min(done, total), total)
 
 
 def _runner_config(config: EngineConfig) -> RunnerConfig:

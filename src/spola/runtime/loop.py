@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -92,11 +93,19 @@ _Command = _Add | _Abort | _Stop
 class EngineLoop:
     """Runs ``engine`` on its own thread until ``close``.
 
-    ``clock`` gives seconds; ``add``'s arrival times must come from the same one.
+    ``clock`` gives seconds; ``add``'s arrival times must come from the same one. ``turn`` is held during each
+    step, where several engines share the processors.
     """
 
-    def __init__(self, engine: Engine, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        turn: AbstractContextManager[None] | None = None,
+    ) -> None:
         self._engine = engine
+        self._turn = turn or contextlib.nullcontext()
         self.clock = clock
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._mailboxes: dict[int, Mailbox] = {}
@@ -143,7 +152,9 @@ class EngineLoop:
     def _main(self) -> None:
         try:
             while self._commands():
-                self._post(self._engine.step(self.clock()))
+                with self._turn:
+                    events = self._engine.step(self.clock())
+                self._post(events)
         except Exception as error:  # a broken invariant: no state can be trusted any more
             self._fail(f"{type(error).__name__}: {error}")
         finally:

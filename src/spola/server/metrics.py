@@ -17,8 +17,8 @@ from prometheus_client.exposition import generate_latest
 from spola import __version__
 from spola.core.buckets import Buckets
 from spola.engine.metrics import Metrics
-from spola.runtime.service import Service
 from spola.server.ledger import Account
+from spola.server.shelf import Book
 
 __all__ = ["CONTENT_TYPE", "TABLE", "Page", "Row", "Source", "render"]
 
@@ -182,12 +182,17 @@ _KEYS: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
     ("key_disconnects", "Choices whose client left before the end", lambda a: a.disconnects),
 )
 
+_MODELS: tuple[tuple[str, str, Callable[[Book], float]], ...] = (
+    ("model_loaded", "1 while a model is loaded", lambda book: book.desk is not None),
+    ("model_loads", "How often a model was loaded", lambda book: book.loads),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one page is made of: services by model name, and accounts."""
+    """What one page is made of."""
 
-    services: dict[str, Service]
+    books: Sequence[Book]
     accounts: Sequence[Account]
 
 
@@ -206,6 +211,11 @@ class Page:
             for account in self._source.accounts:
                 family.add_metric((account.key.name or "none",), read(account))
             yield family
+        for name, doc, number in _MODELS:
+            gauge = GaugeMetricFamily(f"spola:{name}", doc, labels=("model_name",))
+            for book in self._source.books:
+                gauge.add_metric((book.name,), number(book))
+            yield gauge
         yield self._http()
         info = GaugeMetricFamily("spola:build_info", "The version that runs", labels=("version",))
         info.add_metric((__version__,), 1)
@@ -214,8 +224,10 @@ class Page:
     def _family(self, row: Row, prefix: str) -> Metric:
         labels = ("model_name", row.label) if row.label else ("model_name",)
         family: Any = _FAMILIES[row.kind](prefix + row.name, row.doc, labels=labels)
-        for name, service in self._source.services.items():
-            value = row.read(service.metrics)
+        for book in self._source.books:
+            if book.metrics is None:
+                continue
+            name, value = book.name, row.read(book.metrics)
             if isinstance(value, Buckets):
                 counts = value.cumulative()
                 bounds = [*map(str, value.bounds), "+Inf"]
@@ -247,8 +259,8 @@ _FAMILIES: dict[str, Any] = {
 }
 
 
-def render(services: dict[str, Service], accounts: Iterable[Account]) -> bytes:
+def render(books: Iterable[Book], accounts: Iterable[Account]) -> bytes:
     """The page's text, in the format of ``CONTENT_TYPE``."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Page(Source(services, tuple(accounts))))
+    registry.register(Page(Source(tuple(books), tuple(accounts))))
     return generate_latest(registry)

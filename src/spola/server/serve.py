@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import ipaddress
 import os
 import resource
@@ -23,11 +24,14 @@ from spola.core.errors import ConfigError, SpolaError
 from spola.runtime.service import Service
 from spola.server.app import State, create_app
 from spola.server.connections import protocol
+from spola.server.errors import ApiError
 from spola.server.options import ServerOptions
+from spola.server.shelf import Shelf
 
 __all__ = ["bind", "check_host", "serve"]
 
 BACKLOG = 2048
+M_ARENA_MAX = -8  # glibc's malloc.h
 
 _Build = Callable[[], Service]
 _Ready = Callable[[str, Service], None]
@@ -72,7 +76,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def serve(
     listener: socket.socket,
-    names: Sequence[str],
+    models: Sequence[str] | Shelf,
     build: _Build,
     ready: _Ready,
     say: _Say,
@@ -80,13 +84,14 @@ def serve(
 ) -> int:
     """Serve on ``listener`` until a signal; ``build`` loads the model. Gives the process's exit code.
 
-    ``names`` are what clients may call the model. ``ready`` is called with the API's address and the service
-    once requests are taken.
+    ``models`` are the names of the model, or a shelf whose first book ``build`` loads. ``ready`` is called
+    with the API's address and the service once requests are taken.
 
     Raises SpolaError when the model cannot be loaded.
     """
     _allow_many_connections()
-    return asyncio.run(_Running(listener, State(names, options), build, ready, say).run())
+    _share_arenas()
+    return asyncio.run(_Running(listener, State(models, options), build, ready, say).run())
 
 
 def _allow_many_connections() -> None:
@@ -95,6 +100,12 @@ def _allow_many_connections() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # some systems name a limit and allow less
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _share_arenas() -> None:
+    """Let threads share two heaps of the C library: one for each keeps what it once needed for ever."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
 class _Server(uvicorn.Server):
@@ -117,6 +128,7 @@ class _Running:
         self._code = 0
         self._failed: SpolaError | None = None
         self._leaving: asyncio.Task[None] | None = None
+        self._preloading: asyncio.Task[None] | None = None
         config = uvicorn.Config(
             create_app(self._state),
             http=protocol(state.options),
@@ -142,8 +154,9 @@ class _Running:
         if not loaded.done():
             self._quit_while_loading()
         await ready
-        if self._state.desk is not None:
-            await asyncio.to_thread(self._state.desk.service.close)
+        if self._preloading is not None:
+            self._preloading.cancel()
+        await asyncio.to_thread(self._state.close)
         if self._failed is not None:
             raise self._failed
         return self._code
@@ -170,14 +183,22 @@ class _Running:
             host, port = self._listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             self._ready(f"http://{shown}:{port}/v1", service)
+            self._preloading = asyncio.create_task(self._preload())
+
+    async def _preload(self) -> None:
+        """Load the other models too, if all fit at the same time."""
+        shelf = self._state.shelf
+        if shelf.total is not None and sum(book.bytes for book in shelf.books) > shelf.total:
+            return
+        for book in shelf.books[1:]:
+            with contextlib.suppress(ApiError):  # it is in the log, and told again to whoever asks for it
+                await shelf.desk(book)
 
     def _signal(self, number: signal.Signals) -> None:
         self._code = 130 if number == signal.SIGINT else 0
         self._state.leaving = True
-        desk = self._state.desk
-        if desk is None or not desk.busy or self._leaving is not None:
-            if desk is not None:
-                desk.abort_all()
+        if not self._state.busy or self._leaving is not None:
+            self._state.abort_all()
             self._server.should_exit = True
             return
         drain = self._state.options.drain_s
@@ -186,12 +207,10 @@ class _Running:
 
     async def _leave(self) -> None:
         """Let running answers end for a while, then end them."""
-        desk = self._state.desk
-        assert desk is not None
         end = asyncio.get_running_loop().time() + self._state.options.drain_s
-        while desk.busy and asyncio.get_running_loop().time() < end:
+        while self._state.busy and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.05)
-        desk.abort_all()
+        self._state.abort_all()
         self._server.should_exit = True
 
     def _quit_while_loading(self) -> None:

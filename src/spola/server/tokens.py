@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,11 +14,26 @@ from spola.runtime.desk import Desk
 from spola.runtime.service import Service
 from spola.server.asks import Body, Terms, chat_ask
 from spola.server.errors import ApiError, json_response
-from spola.server.schema import decode
+from spola.server.schema import decode, parse_object
 
-__all__ = ["detokenize", "tokenize"]
+__all__ = ["DetokenizeRequest", "TokenizeRequest", "detokenize", "tokenize"]
 
-_OF_TEXT = {"model", "prompt", "add_special_tokens", "return_token_strs"}
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize. With ``messages`` every field of a chat is taken too."""
+
+    model: Annotated[str | None, Meta(description="A served model; absent: the default one.")] = None
+    prompt: Annotated[str | None, Meta(description="A text; special tokens in it are read.")] = None
+    messages: Annotated[list[Any] | None, Meta(description="As in a chat; not with prompt.")] = None
+    add_special_tokens: Annotated[bool | None, Meta(description="False: no BOS before the prompt.")] = None
+    return_token_strs: Annotated[bool | None, Meta(description="Adds the text of each token.")] = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: Annotated[list[int], Meta(description="Token ids.")]
+    model: Annotated[str | None, Meta(description="A served model; absent: the default one.")] = None
 
 
 async def tokenize(desk: Desk, terms: Terms, http: Request, body: Body) -> Response:
@@ -30,51 +47,30 @@ async def detokenize(desk: Desk, terms: Terms, http: Request, body: Body) -> Res
 
 
 def _tokenize(service: Service, terms: Terms, body: Body) -> dict[str, Any]:
-    given = {name: value for name, value in _object(body).items() if value is not None}
-    strings = _flag(given, "return_token_strs", False)
-    if "messages" in given:
-        if "prompt" in given:
-            raise ApiError(400, "give prompt or messages, not both", param="prompt")
-        chat = {name: value for name, value in given.items() if name != "return_token_strs"}
-        if "add_special_tokens" in chat:
-            raise ApiError(
-                400, "add_special_tokens: the template decides for messages", param="add_special_tokens"
-            )
+    raw = _object(body)
+    if raw.get("messages") is not None:
+        chat = {name: value for name, value in raw.items() if name != "return_token_strs"}
+        for name in ("prompt", "add_special_tokens"):
+            if chat.get(name) is not None:
+                raise ApiError(400, f"{name}: with messages the template decides", param=name)
+        strings = parse_object({"return_token_strs": raw.get("return_token_strs")}, TokenizeRequest).request
         (ids,) = chat_ask(service, terms, chat).prompts
     else:
-        _only(given, _OF_TEXT)
-        prompt = given.get("prompt")
-        if not isinstance(prompt, str):
-            raise ApiError(400, "prompt must be a text", param="prompt")
-        ids = service.prompt_ids(prompt, add_special=_flag(given, "add_special_tokens", True))
+        strings = parse_object(raw, TokenizeRequest, strict=True).request
+        if strings.prompt is None:
+            raise ApiError(400, "prompt or messages is missing", param="prompt")
+        ids = service.prompt_ids(strings.prompt, add_special=strings.add_special_tokens is not False)
     out = {"count": len(ids), "max_model_len": service.config.max_model_len, "tokens": ids}
-    if strings:
+    if strings.return_token_strs:
         out["token_strs"] = [service.tokenizer.token_text(token) for token in ids]
     return out
 
 
 def _detokenize(service: Service, body: Body) -> str:
-    given = {name: value for name, value in _object(body).items() if value is not None}
-    _only(given, {"model", "tokens"})
-    tokens = given.get("tokens")
-    if not isinstance(tokens, list) or any(isinstance(t, bool) or not isinstance(t, int) for t in tokens):
-        raise ApiError(400, "tokens must be a list of ids", param="tokens")
+    tokens = parse_object(_object(body), DetokenizeRequest, strict=True).request.tokens
     service.tokenizer.check_ids(tokens, "tokens")
     return service.tokenizer.decode(tokens, skip_special=False)
 
 
 def _object(body: Body) -> dict[str, Any]:
     return decode(body) if isinstance(body, bytes) else dict(body)
-
-
-def _only(given: dict[str, Any], known: set[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise ApiError(400, f"{name[:80]!r} is none of {', '.join(sorted(known))}", param=name[:80])
-
-
-def _flag(given: dict[str, Any], name: str, default: bool) -> bool:
-    value = given.get(name, default)
-    if not isinstance(value, bool):
-        raise ApiError(400, f"{name} must be true or false", param=name)
-    return value

@@ -1,0 +1,119 @@
+"""GET /openapi.json: the OpenAPI 3.1 document of the routes, made from the same tables that parse requests.
+
+Fields that are not listed are taken and reported (``X-Spola-Unknown-Fields``), or refused with ``--strict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from spola import __version__
+from spola.server.embeddings import EmbeddingsRequest
+from spola.server.fields import ChatRequest, CompletionRequest
+from spola.server.messages import CountRequest, MessagesRequest
+from spola.server.responses import ResponsesRequest
+from spola.server.tokens import DetokenizeRequest, TokenizeRequest
+
+__all__ = ["ROUTES", "About", "document"]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """A route: one line, the struct of its body (None: GET), and what it answers with beside JSON."""
+
+    line: str
+    body: type[msgspec.Struct] | None = None
+    streams: bool = False
+    media: str = "application/json"
+    public: bool = False
+
+
+ROUTES: dict[str, About] = {
+    "/v1/chat/completions": About("OpenAI's chat completions", ChatRequest, streams=True),
+    "/v1/completions": About("OpenAI's completions: text or ids go on", CompletionRequest, streams=True),
+    "/v1/responses": About("OpenAI's Responses API, stateless", ResponsesRequest, streams=True),
+    "/v1/messages": About("Anthropic's Messages API", MessagesRequest, streams=True),
+    "/v1/messages/count_tokens": About("Tokens that a message would have", CountRequest),
+    "/v1/embeddings": About("Pooled hidden states of length 1", EmbeddingsRequest),
+    "/tokenize": About("Ids of a text or of messages", TokenizeRequest),
+    "/detokenize": About("The text of ids", DetokenizeRequest),
+    "/v1/models": About("The models served"),
+    "/v1/models/{name}": About("One of them"),
+    "/v1/engine/live": About("The engine as it runs", media="text/event-stream"),
+    "/metrics": About("Counters and histograms for Prometheus", media="text/plain"),
+    "/version": About("The version that runs"),
+    "/health": About("200, or 503 while loading, leaving or stuck", public=True),
+    "/ping": About("As /health", public=True),
+}
+
+_ERRORS = {
+    "400": "A field is wrong: `param` names it",
+    "401": "The API key is missing or wrong",
+    "404": "No such model or route",
+    "413": "The body is too large",
+    "429": "A limit of the key, or the queue is full: see Retry-After",
+    "503": "Loading, leaving, or a deadline has passed: see Retry-After",
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def document(served: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The document for the routes in ``served``: path -> methods. Raises KeyError for an unknown path."""
+    bodies = [about.body for about in ROUTES.values() if about.body is not None]
+    _, schemas = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+    schemas["Error"] = _ERROR
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "spola", "version": __version__},
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "paths": {
+            path: {method.lower(): _operation(path, ROUTES[path]) for method in methods}
+            for path, methods in served.items()
+        },
+    }
+
+
+def _operation(path: str, about: About) -> dict[str, Any]:
+    content: dict[str, Any] = {about.media: {}}
+    if about.streams:
+        content["text/event-stream"] = {}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    out: dict[str, Any] = {
+        "summary": about.line,
+        "responses": {
+            "200": {"description": "Done", "content": content},
+            **{status: {"description": said, "content": error} for status, said in _ERRORS.items()},
+        },
+        "security": [] if about.public else [{"bearer": []}, {"header": []}, {}],
+    }
+    if about.body is not None:
+        schema = {"$ref": f"#/components/schemas/{about.body.__name__}"}
+        out["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if "{name}" in path:
+        out["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return out
