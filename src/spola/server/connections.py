@@ -12,7 +12,7 @@ import socket
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from spola.server.options import ServerOptions
 
@@ -40,6 +40,7 @@ class _Bounded(HttpToolsProtocol):
         self._reading = True  # a header, or a body that is not whole
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -51,7 +52,15 @@ class _Bounded(HttpToolsProtocol):
         for timer in (self._read_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
+        # With pipelined requests uvicorn tells only the last one, which has not begun.
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         in_header = self.cycle is None or not self.cycle.more_body
