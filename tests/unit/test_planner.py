@@ -225,6 +225,11 @@ def test_speed_of_a_step_follows_its_work(tmp_path: Path) -> None:
     assert speed.decode(1, 4000) > one
     assert speed.prefill(512, 512) < speed.prefill(512, 64)
     assert speed.prefill(1024, 512) > 2 * speed.prefill(512, 512)
+    cached = replace(limits, caches={8 << 30: 60e9})
+    assert replace(limits, caches={64 << 20: 90e9}).read_of(64 << 20) == 90e9
+    assert 30e9 < replace(limits, caches={64 << 20: 90e9}).read_of(200 << 20) < 90e9
+    assert replace(limits, caches={64 << 20: 90e9}).read_of(1 << 40) == 30e9
+    assert cached.read_of(8 << 30) == 60e9
     faster = replace(speed, limits=replace(limits, read=60e9))
     assert one / 2 < faster.decode(1, 100) < 0.65 * one
 

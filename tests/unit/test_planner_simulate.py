@@ -36,6 +36,7 @@ def run(items: list[Item], seqs: int = 4, **load: Any) -> dict[str, Any]:
     model = TinyModel()
     speed: Any = Fixed(model.spec, {info.name: "F32" for info in model.infos})
     settings = Settings(kv_blocks=(64,), max_seqs=seqs, max_model_len=512, itl_target_s=None)
+    load = {"server_s": 0.0} | load
     return simulate(speed, kv_groups(model.spec), settings, Mix(tuple(items), "test"), **load)
 
 
@@ -47,6 +48,12 @@ def test_one_request_takes_what_its_steps_take() -> None:
     assert result["duration_s"] == pytest.approx(0.07)
     assert result["output_tok_s"] == pytest.approx(5 / 0.07)
     assert result["itl_ms"]["max"] == pytest.approx(10)
+
+
+def test_what_a_request_waits_outside_of_the_engine_counts() -> None:
+    result = run([Item(20, 5)], concurrency=1, server_s=0.25)
+    assert result["ttft_ms"]["p50"] == pytest.approx(30 + 250)
+    assert result["tpot_ms"]["p50"] == pytest.approx(10)
 
 
 def test_clients_of_a_closed_loop_follow_each_other() -> None:

@@ -1,7 +1,7 @@
 """A workload in virtual time: the real scheduler on the null backend, with steps as ``Speed`` predicts them.
 
-What a client on another machine would see: the network and the client itself take no time. The document has
-the keys of ``bench serve``.
+What a client would see beside a server that is this fast: the network and the client itself take no time. The
+document has the keys of ``bench serve``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from spola.workload import Item, Mix, arrivals
 __all__ = ["Settings", "simulate"]
 
 _MOST_STEPS = 2_000_000
+SERVER_S = 0.004  # what a request waits outside of the engine: HTTP, JSON, threads; from a server on "null"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +112,12 @@ def simulate(
     concurrency: int | None = None,
     burstiness: float = 1.0,
     seed: int = 0,
+    server_s: float = SERVER_S,
 ) -> dict[str, Any]:
     """Run ``mix`` at ``rate`` (open loop) or with ``concurrency`` clients; figures as of ``bench serve``.
 
-    Raises ConfigError for a request that is longer than the server allows.
+    ``server_s`` is what a request waits outside of the engine. Raises ConfigError for a request that is
+    longer than the server allows.
     """
     for item in mix.items:
         if item.prompt + item.output > settings.max_model_len:
@@ -146,7 +149,7 @@ def simulate(
                 run.waiting.insert(0, (now, following))
     else:
         raise ConfigError(f"simulation: not done after {_MOST_STEPS} steps: the rate is more than it can do")
-    return _figures(run, now)
+    return _figures(run, now, server_s)
 
 
 class _Clock:
@@ -199,12 +202,12 @@ def _engine(speed: Speed, groups: tuple[KvGroup, ...], settings: Settings) -> En
     return Engine(runner, scheduler, vocab=speed.spec.vocab, observers=[_Clock()])
 
 
-def _figures(run: _Run, end: float) -> dict[str, Any]:
+def _figures(run: _Run, end: float, server_s: float) -> dict[str, Any]:
     done = [run.summaries[i] for i in sorted(run.summaries)]
     tokens = sum(summary.n_output for summary in done)
     first = min(summary.arrival_s for summary in done)
     duration = max(end - first, 1e-9)
-    ttft = [1e3 * s.ttft_s for s in done if s.ttft_s is not None]
+    ttft = [1e3 * (s.ttft_s + server_s) for s in done if s.ttft_s is not None]
     tpot = [1e3 * t for s in done if (t := s.tpot_s) is not None]
     return {
         "requests": len(run.items),
@@ -222,5 +225,5 @@ def _figures(run: _Run, end: float) -> dict[str, Any]:
         "ttft_ms": describe(ttft),
         "tpot_ms": describe(tpot),
         "itl_ms": describe(1e3 * gap for gap in run.gaps),
-        "latency_ms": describe(1e3 * s.latency_s for s in done),
+        "latency_ms": describe(1e3 * (s.latency_s + server_s) for s in done),
     }

@@ -80,7 +80,7 @@ class Speed:
         computing = 0.0
         for dtype, macs in macs_by_type(self.spec, self.dtypes, rows, heads).items():
             computing += macs / (self.threads * self._rate(dtype, rows))
-        return math.hypot(moved / self.limits.read, computing)
+        return math.hypot(moved / self.limits.read_of(moved), computing)
 
     def _rate(self, dtype: str, rows: int) -> float:
         """Multiply-adds per second of a thread, in a step of ``rows`` rows."""

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,7 @@ __all__ = ["KernelRates", "Limits", "bench_lock", "known_limits", "measure_limit
 
 PASSES = 5
 LEAST_BUFFER = 512 << 20
+SMALL_MB = (32, 64, 128, 256)  # buffers that may fit into a cache
 SIDE = 2048  # rows and columns of the matrix that kernels are timed on: in cache, so that arithmetic counts
 ROWS = (8, 64)
 _FILE = "limits.json"
@@ -31,11 +34,29 @@ _FILE = "limits.json"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``read`` in bytes per second; the others in multiply-adds per second, by activation format."""
+    """``read`` in bytes per second; the others in multiply-adds per second, by activation format.
+
+    ``caches``: bytes per second over smaller buffers, by their size: a model that fits into the caches is
+    read faster than memory is.
+    """
 
     isa: str
     read: float
     peak: dict[str, float]
+    caches: dict[int, float] = field(default_factory=dict)
+
+    def read_of(self, size: float) -> float:
+        """Bytes per second of reading ``size`` bytes again and again: between two sizes that were measured,
+        in proportion to the logarithm.
+        """
+        known = sorted({**self.caches, LEAST_BUFFER: self.read}.items())
+        if size <= known[0][0]:
+            return known[0][1]
+        for (low, slow), (high, fast) in pairwise(known):
+            if size <= high:
+                part = math.log(size / low) / math.log(high / low)
+                return slow + (fast - slow) * part
+        return self.read
 
     def as_json(self) -> dict[str, float]:
         """In the units of the trade: an operation is a multiply or an add."""
@@ -55,6 +76,7 @@ class _Kept(msgspec.Struct):
     isa: str
     read: float
     peak: dict[str, float]
+    caches: dict[int, float] = {}
     rates: dict[str, dict[int, float]] = {}
 
 
@@ -69,13 +91,17 @@ def measure_limits(threads: int, buffer_bytes: int = 0) -> Limits:
         raise ConfigError("the native backend is not built here, and it measures the machine") from None
     size = max(buffer_bytes, LEAST_BUFFER)
     read: list[float] = []
+    small: dict[int, list[float]] = {mb << 20: [] for mb in SMALL_MB}
     peak: dict[str, list[float]] = {"f32": [], "a8": [], "a16": []}
     for _ in range(PASSES):
         read.append(measure_read_bandwidth(size, threads, 1))
+        for bytes_, found in small.items():
+            found.append(measure_read_bandwidth(bytes_, threads, PASSES))
         for kind, rates in peak.items():
             rates.append(measure_peak(kind, threads))
     isa = instruction_sets().chosen
-    return Limits(isa, statistics.median(read), {k: max(v) for k, v in peak.items()})
+    caches = {bytes_: statistics.median(found) for bytes_, found in small.items()}
+    return Limits(isa, statistics.median(read), {k: max(v) for k, v in peak.items()}, caches)
 
 
 def measure_rates(types: Iterable[str], *, precise: bool = False) -> dict[str, dict[int, float]]:
@@ -116,14 +142,14 @@ def known_limits(
                 f"{machine.memory_available >> 20} MB that are free is less: name the machine with --hardware"
             )
         found = measure_limits(threads)
-        kept = _Kept(found.isa, found.read, found.peak)
+        kept = _Kept(found.isa, found.read, found.peak, found.caches)
     missing = [name for name in wanted if name not in kept.rates]
     if missing:
         kept.rates |= measure_rates(missing, precise=precise)
     if not busy and (fresh or missing or key not in table):
         with suppress(OSError):  # a read-only home costs a measurement next time, nothing else
             write_atomically(cache_folder() / _FILE, msgspec.json.encode(table | {key: kept}))
-    return Limits(kept.isa, kept.read, kept.peak), kept.rates
+    return Limits(kept.isa, kept.read, kept.peak, kept.caches), kept.rates
 
 
 def _read() -> dict[str, _Kept]:
