@@ -11,18 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spola.core.params import SamplingParams
+    from spola.core.structured import StructuredOutputsParams
     from spola.runtime.async_llm import AsyncLLM
     from spola.runtime.llm import LLM
     from spola.runtime.lora import LoRARequest
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "LoRARequest", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "LoRARequest",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 _LAZY = {
     "AsyncLLM": "spola.runtime.async_llm",
     "LLM": "spola.runtime.llm",
     "LoRARequest": "spola.runtime.lora",
     "SamplingParams": "spola.core.params",
+    "StructuredOutputsParams": "spola.core.structured",
 }
 
 

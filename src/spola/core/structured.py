@@ -11,10 +11,11 @@ import msgspec
 
 from spola.core.errors import RequestError
 
-__all__ = ["KINDS", "MAX_CHOICES", "StructuredOutputsParams"]
+__all__ = ["KINDS", "MAX_CHOICES", "StructuredOutputsParams", "response_form"]
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 MAX_CHOICES = 4096
+_FORMATS = ("text", "json_object", "json_schema", "regex", "choice", "grammar")
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,3 +63,39 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_
 
 def _error(what: str) -> RequestError:
     return RequestError(f"structured_outputs {what}", param="structured_outputs")
+
+
+def response_form(value: Any) -> tuple[StructuredOutputsParams | None, str]:
+    """OpenAI's ``response_format`` as the form asked for, and the field that says so.
+
+    Beside text, json_object and json_schema there are regex, choice and grammar, each in a field of its
+    name. Raises RequestError naming the field.
+    """
+    name = "response_format"
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in _FORMATS:
+        raise _missing(f"{name}.type", f"must be one of {', '.join(_FORMATS)}")
+    if kind == "text":
+        return None, ""
+    schema = value.get("schema")
+    if kind == "json_object" and schema is None:
+        return StructuredOutputsParams(json_object=True), name
+    if kind == "json_schema" and schema is None:
+        inner = value.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        place = f"{name}.json_schema.schema"
+    else:
+        place = f"{name}.{'schema' if kind in ('json_object', 'json_schema') else kind}"
+    found = schema if kind in ("json_object", "json_schema") else value.get(kind)
+    if found is None:
+        raise _missing(place, "is missing")
+    if kind == "choice" and isinstance(found, list):
+        found = tuple(found)
+    try:
+        return StructuredOutputsParams(**{"json" if kind.startswith("json") else kind: found}), place
+    except RequestError as error:
+        raise _missing(place, str(error).removeprefix("structured_outputs ")) from None
+
+
+def _missing(field: str, what: str) -> RequestError:
+    return RequestError(f"{field} {what}", param=field)

@@ -11,8 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from spola.core.errors import RequestError
 from spola.core.params import SamplingParams
+from spola.core.structured import response_form
 from spola.engine.drafter import DraftRule
 from spola.runtime.answer import Job
 from spola.runtime.build import build_service
@@ -22,6 +25,7 @@ from spola.runtime.lora import LoRARequest, adapter_names
 from spola.runtime.outputs import RequestOutput, StreamOutput, output_of
 from spola.runtime.prompts import listed_prompts, parse_prompt
 from spola.runtime.service import Service
+from spola.runtime.turn import Asked, Turn, prepare_turn
 from spola.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
@@ -120,13 +124,47 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, through the model's chat template."""
+        """Answer one conversation, or a list of them, through the model's chat template.
+
+        ``tools``, ``tool_choice``, ``parallel_tool_calls`` and ``response_format`` are OpenAI's; what the
+        answers say is in ``content``, ``reasoning`` and ``tool_calls`` of each. ``continue_final_message``:
+        the answer goes on with the last message. Raises RequestError naming the field.
+        """
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise RequestError("messages must be a non-empty list of messages", param="messages")
         many: Any = messages if not isinstance(messages[0], Mapping) else [messages]
-        ids = [self._service.chat_ids(conversation) for conversation in many]
-        return self._run(ids, [None] * len(ids), sampling_params, lora_request)
+        form, field = (None, "") if response_format is None else response_form(dict(response_format))
+        params = _params(sampling_params, len(many))
+        turns = []
+        for conversation, one in zip(many, params, strict=True):
+            if form is not None and one.structured_outputs is not None:
+                raise RequestError(
+                    "give response_format or structured_outputs, not both", param="response_format"
+                )
+            asked = Asked(
+                messages=conversation,
+                tools=tools or (),
+                tool_choice=tool_choice,
+                parallel=parallel_tool_calls,
+                form=form or one.structured_outputs,
+                form_field=field or "structured_outputs",
+                variables=chat_template_kwargs or {},
+                open_turn=add_generation_prompt,
+                continue_final=continue_final_message,
+            )
+            turns.append(prepare_turn(self._service, asked))
+        unused = next((name for turn in turns for name in turn.unused), None)
+        if unused is not None:
+            raise RequestError(f"{unused}: this model's template does not read it", param=unused)
+        return self._run([turn.ids for turn in turns], [None] * len(turns), params, lora_request, turns)
 
     def stream(
         self, prompt: str | Sequence[int] | Messages, sampling_params: SamplingParams | None = None
@@ -179,9 +217,15 @@ class LLM:
         texts: Sequence[str | None],
         given: SamplingParams | Sequence[SamplingParams] | None,
         lora: LoRARequest | Sequence[LoRARequest | None] | None,
+        turns: Sequence[Turn] | None = None,
     ) -> list[RequestOutput]:
         params = _params(given, len(prompts))
         adapters = adapter_names(lora, len(prompts), self._lora)
+        more: list[dict[str, Any]] = [{}] * len(prompts)
+        if turns is not None:
+            more = [{"grammar": turn.grammar, "visible": turn.visible} for turn in turns]
+            # The form is in the turn's grammar, where it belongs behind the reasoning.
+            params = [msgspec.structs.replace(one, structured_outputs=None) for one in params]
         for ids, one in zip(prompts, params, strict=True):
             self._service.check(ids, one)
         for adapter in adapters:
@@ -190,8 +234,8 @@ class LLM:
         jobs: list[Job] = []
         try:
             jobs += (
-                self._service.submit(i, p, mailbox, adapter=a)
-                for i, p, a in zip(prompts, params, adapters, strict=True)
+                self._service.submit(i, p, mailbox, adapter=a, **how)
+                for i, p, a, how in zip(prompts, params, adapters, more, strict=True)
             )
             by_id = {id: job for job in jobs for id in job.ids}
             while not all(job.done for job in jobs):
@@ -202,8 +246,9 @@ class LLM:
                 self._service.abort(job)
             raise
         out = []
-        for text, job in zip(texts, jobs, strict=True):
-            out.append(output_of(str(self._count), text, job, self._service.tokenizer))
+        for place, (text, job) in enumerate(zip(texts, jobs, strict=True)):
+            reader = None if turns is None else turns[place].reader
+            out.append(output_of(str(self._count), text, job, self._service.tokenizer, reader))
             self._count += 1
         return out
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spola.core.step import TokenLogprob
 from spola.engine.events import Summary
 from spola.runtime.answer import Choice, Job
+from spola.text.parts import Reader
 from spola.text.tokenizer import Tokenizer
 
-__all__ = ["CompletionOutput", "Logprob", "RequestOutput", "StreamOutput", "Timing", "output_of", "timing_of"]
+__all__ = [
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "StreamOutput",
+    "Timing",
+    "ToolCall",
+    "output_of",
+    "timing_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +49,19 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the model calls; ``arguments`` is the JSON text of an object, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One choice. ``logprobs[i]`` maps ids to Logprob for token i, the chosen one first.
 
-    ``finish_reason``: stop, length, abort or error; ``stop_reason``: the stop string or stop token id.
+    ``finish_reason``: stop, length, abort or error; ``stop_reason``: the stop string or stop token id. Of a
+    chat, ``text`` is all that the model wrote; ``content``, ``reasoning`` and ``tool_calls`` what it says.
     """
 
     index: int
@@ -53,6 +73,9 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     error: str | None = None
     timing: Timing | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +104,19 @@ class StreamOutput:
     finish_reason: str | None = None
 
 
-def output_of(request_id: str, prompt: str | None, job: Job, tokenizer: Tokenizer) -> RequestOutput:
-    """The finished ``job`` as vLLM shows it."""
+def output_of(
+    request_id: str,
+    prompt: str | None,
+    job: Job,
+    tokenizer: Tokenizer,
+    reader: Callable[[], Reader] | None = None,
+) -> RequestOutput:
+    """The ``job`` as vLLM shows it, as far as it is; ``reader`` is for the answers of a chat."""
     return RequestOutput(
         request_id=request_id,
         prompt=prompt,
         prompt_token_ids=list(job.prompt_ids),
-        outputs=[_completion(choice, job.params.logprobs, tokenizer) for choice in job.choices],
+        outputs=[_completion(choice, job.params.logprobs, tokenizer, reader) for choice in job.choices],
         finished=job.done,
         num_cached_tokens=job.cached_tokens,
         prompt_logprobs=_prompt(job, tokenizer),
@@ -115,13 +144,22 @@ def _prompt(job: Job, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None] |
     return [None, *(_table(entry, tokenizer) for entry in job.choices[0].prompt_logprobs)]
 
 
-def _completion(choice: Choice, wanted: int | None, tokenizer: Tokenizer) -> CompletionOutput:
+def _completion(
+    choice: Choice, wanted: int | None, tokenizer: Tokenizer, reader: Callable[[], Reader] | None
+) -> CompletionOutput:
     logprobs = None
     cumulative = None
     if wanted is not None:
         logprobs = [_table(entry, tokenizer) for entry in choice.logprobs]
         cumulative = sum(entry.logprob for entry in choice.logprobs)
+    said: dict[str, str] = {}
+    calls: list[ToolCall] = []
+    if reader is not None:
+        said, calls = _read(reader(), choice.text)
     return CompletionOutput(
+        content=said.get("content"),
+        reasoning=said.get("reasoning"),
+        tool_calls=calls,
         index=choice.index,
         text=choice.text,
         token_ids=list(choice.token_ids),
@@ -132,6 +170,22 @@ def _completion(choice: Choice, wanted: int | None, tokenizer: Tokenizer) -> Com
         error=None if choice.error is None else str(choice.error),
         timing=timing_of(choice.summary, len(choice.token_ids)),
     )
+
+
+def _read(reader: Reader, text: str) -> tuple[dict[str, str], list[ToolCall]]:
+    """Content and reasoning, where there are any, and the calls."""
+    said: dict[str, str] = {}
+    calls: list[tuple[str, str]] = []
+    for part in [*reader.push(text), *reader.finish()]:
+        if part.kind == "call":
+            calls.append((part.name, ""))
+        elif part.kind == "arguments":
+            calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
+        else:
+            said[part.kind] = said.get(part.kind, "") + part.text
+    if not calls:
+        said.setdefault("content", "")
+    return said, [ToolCall(name, arguments) for name, arguments in calls]
 
 
 def _table(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[int, Logprob]:

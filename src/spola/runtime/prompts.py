@@ -25,20 +25,75 @@ def encode_chat(
     template: ChatTemplate,
     messages: Sequence[Mapping[str, Any]],
     check_length: Callable[[str], None],
-) -> list[int]:
-    """The ids of a conversation, ready for the assistant's answer. Raises RequestError naming the field.
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+    open_turn: bool = True,
+    continue_final: bool = False,
+) -> tuple[list[int], str]:
+    """The ids of a conversation and its text, ready for the assistant's answer.
 
-    ``check_length`` sees the rendered text before it is tokenized, and raises if it is too long.
+    ``open_turn``: the text ends with the beginning of the assistant's turn; ``continue_final``: it ends
+    inside the last message, which the answer goes on with. ``check_length`` sees the rendered text before
+    it is tokenized, and raises if it is too long. Raises RequestError naming the field.
     """
     plain = normalise_messages(messages, keep_developer=True)
-    mark = next((c for c in _NONCHARACTERS if not any(c in message["content"] for message in plain)), "")
+    shown: Any = list(tools)
+    mark = next((c for c in _NONCHARACTERS if not _holds(plain, c) and not _holds(shown, c)), "")
     if mark:
-        for message in plain:
-            message["content"] = tokenizer.break_special(message["content"], mark)
-    rendered = template.render(plain)
+        plain = _broken(tokenizer, plain, mark)
+        shown = _broken(tokenizer, shown, mark)
+    rendered = template.render(
+        plain,
+        tools=shown,
+        add_generation_prompt=open_turn and not continue_final,
+        **(variables or {}),
+    )
+    if continue_final:
+        rendered = _open_ended(plain, rendered)
     check_length(rendered)
     # An end of text between the question and the answer would be nonsense, whatever the file says.
-    return tokenizer.encode(rendered, add_eos=False, parse_special=True, drop=mark)
+    ids = tokenizer.encode(rendered, add_eos=False, parse_special=True, drop=mark)
+    return ids, rendered.replace(mark, "") if mark else rendered
+
+
+def _holds(value: Any, char: str) -> bool:
+    """Whether a text anywhere in ``value`` has ``char``."""
+    if isinstance(value, str):
+        return char in value
+    if isinstance(value, Mapping):
+        return any(_holds(key, char) or _holds(item, char) for key, item in value.items())
+    return isinstance(value, (list, tuple)) and any(_holds(item, char) for item in value)
+
+
+def _broken(tokenizer: Tokenizer, value: Any, mark: str) -> Any:
+    """``value`` with every text in it such that no control token is read there."""
+    if isinstance(value, str):
+        return tokenizer.break_special(value, mark)
+    if isinstance(value, Mapping):
+        return {_broken(tokenizer, key, mark): _broken(tokenizer, item, mark) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_broken(tokenizer, item, mark) for item in value]
+    return value
+
+
+def _open_ended(messages: Sequence[Mapping[str, Any]], rendered: str) -> str:
+    """``rendered`` up to the end of the last message's content, as ``transformers`` cuts it."""
+    final = messages[-1]
+    content = final["content"]
+    if final["role"] != "assistant" or not content.strip():
+        raise RequestError(
+            "continue_final_message needs an assistant's message with content as the last",
+            param="continue_final_message",
+        )
+    at = rendered.rfind(content.strip())
+    if at < 0:
+        raise RequestError(
+            "continue_final_message: the chat template does not show the last message as it is",
+            param="continue_final_message",
+        )
+    whole = content.lstrip()
+    return rendered[: at + len(whole if rendered.startswith(whole, at) else content.strip())]
 
 
 def listed_prompts(prompts: str | Sequence[Any] | Mapping[str, Any]) -> Sequence[Any]:

@@ -86,7 +86,7 @@ class Service:
         that are not in the vocabulary.
         """
         if isinstance(prompt, str):
-            self._check_length(prompt)
+            self.check_length(prompt)
             bos = None if add_special else False
             return self.tokenizer.encode(prompt, add_bos=bos, add_eos=False, parse_special=True)
         ids = list(prompt)
@@ -100,9 +100,9 @@ class Service:
         """
         if self.template is None:
             raise no_template()
-        return encode_chat(self.tokenizer, self.template, messages, self._check_length)
+        return encode_chat(self.tokenizer, self.template, messages, self.check_length)[0]
 
-    def _check_length(self, text: str) -> None:
+    def check_length(self, text: str) -> None:
         """Refuse before tokenizing what cannot fit: megabytes of text take seconds."""
         most, least = self.config.max_model_len, self.tokenizer.least_tokens(text)
         if least > most:

@@ -16,6 +16,7 @@ import msgspec
 from spola.core.errors import RequestError
 from spola.core.params import SamplingParams
 from spola.runtime.service import Service
+from spola.runtime.turn import Asked, prepare_turn
 from spola.server.constraints import constraint
 from spola.server.errors import ApiError
 from spola.server.fields import ChatRequest, CommonRequest, CompletionRequest
@@ -75,7 +76,7 @@ class Ask:
     params: SamplingParams
     shape: Shape
     stream: bool
-    how: Mapping[str, Any]  # grammar included
+    how: Mapping[str, Any]
     unknown: tuple[str, ...] = ()
 
 
@@ -118,7 +119,7 @@ def completion_ask(service: Service, terms: Terms, body: Body) -> Ask:
             n=n,
         ),
         stream=bool(request.stream),
-        how=_how(service, terms, request),
+        how=_how(terms, request) | {"grammar": _grammar(service, request)},
         unknown=parsed.unknown,
     )
 
@@ -128,17 +129,6 @@ def chat_ask(service: Service, terms: Terms, body: Body) -> Ask:
     parsed = parse_object(_object(body), ChatRequest, strict=terms.strict)
     request = parsed.request
     terms = _chosen(service, terms, request.model)
-    _not_yet(
-        request,
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "reasoning_effort",
-        "include_reasoning",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template_kwargs",
-    )
     if not request.messages:
         raise ApiError(400, "messages is empty", param="messages")
     newer, older = request.max_completion_tokens, request.max_tokens
@@ -151,7 +141,10 @@ def chat_ask(service: Service, terms: Terms, body: Body) -> Ask:
     top = (request.top_logprobs or 0) if request.logprobs else None
     if top is not None and not 0 <= top <= 20:
         raise ApiError(400, f"top_logprobs must be between 0 and 20, not {top}", param="top_logprobs")
-    ids = service.chat_ids([plain(message, f"messages[{i}]") for i, message in enumerate(request.messages)])
+    turn = prepare_turn(service, _asked(request))
+    unknown = (*parsed.unknown, *turn.unused)
+    if turn.unused and terms.strict:
+        raise ApiError(400, f"{turn.unused[0]}: this model's template does not read it", param=turn.unused[0])
     params = _params(
         service,
         request,
@@ -160,14 +153,40 @@ def chat_ask(service: Service, terms: Terms, body: Body) -> Ask:
         logprobs=top,
         prompt_logprobs=request.prompt_logprobs,
     )
-    service.check(ids, params)
+    service.check(turn.ids, params)
     return Ask(
-        prompts=(ids,),
+        prompts=(turn.ids,),
         params=params,
-        shape=ChatShape(_style(service, terms, request, params, top)),
+        shape=ChatShape(
+            _style(service, terms, request, params, top, turn.visible),
+            reader=turn.reader,
+            reasoning=request.include_reasoning is not False,
+        ),
         stream=bool(request.stream),
-        how=_how(service, terms, request),
-        unknown=parsed.unknown,
+        how=_how(terms, request) | {"grammar": turn.grammar, "visible": turn.visible},
+        unknown=unknown,
+    )
+
+
+def _asked(request: ChatRequest) -> Asked:
+    if request.continue_final_message and request.add_generation_prompt:
+        raise ApiError(
+            400,
+            "give continue_final_message or add_generation_prompt, not both",
+            param="continue_final_message",
+        )
+    form, field = constraint(request)
+    return Asked(
+        messages=[plain(message, f"messages[{i}]") for i, message in enumerate(request.messages)],
+        tools=request.tools or (),
+        tool_choice=request.tool_choice,
+        parallel=request.parallel_tool_calls,
+        form=form,
+        form_field=field,
+        variables=request.chat_template_kwargs or {},
+        effort=request.reasoning_effort,
+        open_turn=request.add_generation_prompt is not False,
+        continue_final=bool(request.continue_final_message),
     )
 
 
@@ -175,12 +194,6 @@ ASKS: dict[str, Callable[[Service, Terms, Body], Ask]] = {
     "/v1/completions": completion_ask,
     "/v1/chat/completions": chat_ask,
 }
-
-
-def _not_yet(request: CommonRequest, *more: str) -> None:
-    for name in more:
-        if getattr(request, name) is not None:
-            raise ApiError(400, f"{name} is not supported yet", param=name)
 
 
 def _object(body: Body) -> dict[str, Any]:
@@ -262,7 +275,7 @@ def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
     return out or None
 
 
-def _how(service: Service, terms: Terms, request: CommonRequest) -> dict[str, Any]:
+def _how(terms: Terms, request: CommonRequest) -> dict[str, Any]:
     if request.priority is not None and abs(request.priority) > 2**31:
         raise ApiError(400, "priority must fit 32 bits", param="priority")
     timeout = request.timeout
@@ -274,7 +287,6 @@ def _how(service: Service, terms: Terms, request: CommonRequest) -> dict[str, An
         "adapter": terms.adapter,
         "key": terms.key,
         "timeout_s": timeout,
-        "grammar": _grammar(service, request),
     }
 
 
@@ -284,7 +296,12 @@ def _grammar(service: Service, request: CommonRequest) -> Grammar | None:
 
 
 def _style(
-    service: Service, terms: Terms, request: CommonRequest, params: SamplingParams, top: int | None
+    service: Service,
+    terms: Terms,
+    request: CommonRequest,
+    params: SamplingParams,
+    top: int | None,
+    visible: frozenset[int] = frozenset(),
 ) -> Style:
     options = request.stream_options
     return Style(
@@ -296,6 +313,7 @@ def _style(
         include_usage=options is not None and bool(options.include_usage or options.continuous_usage_stats),
         running_usage=options is not None and bool(options.continuous_usage_stats),
         token_ids=bool(request.return_token_ids),
+        visible=visible,
     )
 
 

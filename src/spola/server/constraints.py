@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from spola.core.errors import RequestError
-from spola.core.structured import StructuredOutputsParams
+from spola.core.structured import StructuredOutputsParams, response_form
 from spola.server.errors import ApiError
 from spola.server.fields import CONSTRAINTS, CommonRequest, Structured
 
 __all__ = ["constraint"]
 
-_FORMATS = ("text", "json_object", "json_schema", "regex", "choice", "grammar")
 _GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -36,33 +35,11 @@ def constraint(request: CommonRequest) -> tuple[StructuredOutputsParams | None, 
     (name,) = given
     value = getattr(request, name)
     if name == "response_format":
-        return _response_format(value)
+        return response_form(value)
     if isinstance(value, Structured):
         fields = {field: getattr(value, field) for field in value.__struct_fields__}
         return _made(name, {field: item for field, item in fields.items() if item is not None}), name
     return _made(name, {_GUIDED[name]: value}), name
-
-
-def _response_format(value: Any) -> tuple[StructuredOutputsParams | None, str]:
-    name = "response_format"
-    kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(kind, str) or kind not in _FORMATS:
-        raise ApiError(400, f"{name}.type must be one of {', '.join(_FORMATS)}", param=f"{name}.type")
-    if kind == "text":
-        return None, ""
-    if kind == "json_object" and value.get("schema") is None:
-        return StructuredOutputsParams(json_object=True), name
-    if kind == "json_schema" and value.get("schema") is None:
-        inner = value.get("json_schema")
-        if not isinstance(inner, dict) or inner.get("schema") is None:
-            raise ApiError(400, f"{name}.json_schema.schema is missing", param=f"{name}.json_schema.schema")
-        place = f"{name}.json_schema.schema"
-        return _made(place, {"json": inner["schema"]}), place
-    field = "schema" if kind in ("json_object", "json_schema") else kind
-    if value.get(field) is None:
-        raise ApiError(400, f"{name}.{field} is missing", param=f"{name}.{field}")
-    place = f"{name}.{field}"
-    return _made(place, {"json" if field == "schema" else kind: value[field]}), place
 
 
 def _made(place: str, fields: dict[str, Any]) -> StructuredOutputsParams:

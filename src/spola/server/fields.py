@@ -166,7 +166,7 @@ class ChatRequest(CommonRequest, kw_only=True):
     max_completion_tokens: Annotated[Int, _of("As max_tokens; not both.")] = None
     logprobs: Annotated[Bool, _of("Log-probabilities of the answer's tokens.")] = None
     top_logprobs: Annotated[Int, _of("0 to 20 alternatives per token; needs logprobs.")] = None
-    tools: Annotated[list[Tool] | None, _of("Functions that the model may call.")] = None
+    tools: Annotated[list[Any] | None, _of("Functions that the model may call.")] = None
     tool_choice: Annotated[
         Any, _of("none, auto, required, or a named function; the last two by constrained decoding.")
     ] = None

@@ -9,6 +9,7 @@ thread asks; ``guard`` of the result is cheap. The library is imported at the fi
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -33,6 +34,7 @@ REHEARSED = 4  # masks computed before a grammar is taken
 REHEARSAL_S = 0.5  # processor time of these
 CACHED = 64  # compiled grammars kept
 # One blank, or a new line with an indentation, between the tokens of JSON: no runs of them.
+_ARGUMENTS = re.compile(r"^arguments(\d+)$")  # names of the grammars of tools' arguments
 BLANKS = r"\n[ ]{0,8}|[ ]"
 
 Source = dict[str, Any]
@@ -94,11 +96,29 @@ class Grammars:
         started = time.thread_time()
         matcher = LLMatcher(self._tokens(), text, log_level=0, limits=_limits())
         if matcher.is_error():
-            raise _refusal(matcher.get_error(), text, param)
+            raise self._refusal(matcher.get_error(), text, param)
         if time.thread_time() - started > COMPILE_S:
             raise RequestError(f"{param}: the grammar takes too long to compile", param=param)
         _rehearse(matcher.deep_copy(), param)
         return matcher
+
+    def _refusal(self, said: str, text: str, param: str) -> RequestError:
+        """The compiler's complaint as an error; of several schemas, about the one at fault."""
+        from llguidance import LLMatcher
+
+        for source in json.loads(text)["grammars"]:
+            schema = source.get("json_schema")
+            if schema is None:
+                continue
+            alone = LLMatcher(
+                self._tokens(), json.dumps({"grammars": [source]}), log_level=0, limits=_limits()
+            )
+            if alone.is_error():
+                place = _ARGUMENTS.sub(r"tools[\1].function.parameters", source["name"])
+                where = place if place != source["name"] else param
+                return RequestError(f"{where}: {fault(schema, alone.get_error())}", param=where)
+        first = next((line for line in said.splitlines() if line.startswith("error")), said)
+        return RequestError(f"{param}: {' '.join(first.split())[:400]}", param=param)
 
     def _tokens(self) -> LLTokenizer:
         from llguidance import LLTokenizer
@@ -178,15 +198,6 @@ def _reason(said: str) -> str:
     if text.startswith("NoExtension"):
         return "the grammar allows no answer"
     return f"the grammar costs too much or is not supported: {text}"
-
-
-def _refusal(said: str, text: str, param: str) -> RequestError:
-    for source in json.loads(text)["grammars"]:
-        schema = source.get("json_schema")
-        if schema is not None:
-            return RequestError(f"{param}: {fault(schema, said)}", param=param)
-    first = next((line for line in said.splitlines() if line.startswith("error")), said)
-    return RequestError(f"{param}: {' '.join(first.split())[:400]}", param=param)
 
 
 def json_source(schema: Any, param: str, *, blanks: bool = True, name: str = "answer") -> Source:
