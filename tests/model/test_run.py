@@ -245,3 +245,16 @@ def test_an_interrupt_ends_one_answer_with_130() -> None:
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert b"Traceback" not in err
+
+
+def test_an_answer_in_the_form_of_a_schema(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 2}')
+    done = spola("run", "Say a and b.", "--schema", str(schema), "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert set(json.loads(answer["text"])) <= {"a", "b"}
+    schema.write_text('{"not": {}}')
+    done = spola("run", "Hi.", "--schema", str(schema))
+    assert (done.returncode, "at /not" in done.stderr) == (1, True)
+    assert spola("run", "Hi.", "--schema", str(tmp_path / "none.json")).returncode == 2

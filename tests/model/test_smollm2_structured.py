@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("spola._native", reason="the native extension is not built")
 
 from spola import LLM, SamplingParams
+from spola.core.errors import SpolaError
 from spola.core.structured import StructuredOutputsParams
 from spola.load.resolve import embedded_model
 
@@ -140,3 +141,59 @@ def test_drafts_and_company_do_not_change_a_constrained_answer(llm: LLM) -> None
             single = alone.chat(chat, params(seed, json=schema))[0].outputs[0]
             assert (single.token_ids, single.text) == (output.outputs[0].token_ids, output.outputs[0].text)
     assert llm.service.metrics.draft_rows > 0
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city"],
+        },
+    },
+}
+ASKS = [{"role": "user", "content": "What is the weather in Rome?"}]
+
+
+def test_tools_offline(llm: LLM) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=60)
+    (output,) = llm.chat(ASKS, greedy, tools=[WEATHER], tool_choice="required")
+    (choice,) = output.outputs
+    (call,) = choice.tool_calls
+    assert (call.name, choice.content, choice.finish_reason) == ("get_weather", None, "stop")
+    arguments = json.loads(call.arguments)
+    jsonschema.validate(arguments, WEATHER["function"]["parameters"])
+    (free,) = llm.chat(ASKS, greedy, tools=[WEATHER])
+    assert free.outputs[0].content == free.outputs[0].text
+    assert free.outputs[0].tool_calls == []
+    history = [
+        *ASKS,
+        {"role": "assistant", "tool_calls": [{"function": {"name": call.name, "arguments": call.arguments}}]},
+        {"role": "tool", "content": "sunny"},
+    ]
+    assert llm.chat(history, greedy, tools=[WEATHER])[0].outputs[0].content
+
+
+def test_forms_offline(llm: LLM) -> None:
+    (output,) = llm.chat(
+        ASKS,
+        SamplingParams(temperature=0, max_tokens=60),
+        response_format={"type": "json_schema", "json_schema": {"schema": {"enum": ["sun", "rain"]}}},
+    )
+    assert json.loads(output.outputs[0].text) in ("sun", "rain")
+    (output,) = llm.generate("The answer is", params(1, regex="[0-9]{3}"))
+    assert len(output.outputs[0].text) == 3
+    (output,) = llm.chat(
+        [*ASKS, {"role": "assistant", "content": "The weather in"}],
+        SamplingParams(temperature=0, max_tokens=5),
+        continue_final_message=True,
+    )
+    assert output.outputs[0].text.startswith(" ")
+    for bad in ({"tool_choice": "required"}, {"response_format": {"type": "xml"}}, {"tools": [5]}):
+        with pytest.raises(SpolaError):
+            llm.chat(ASKS, **bad)
+    with pytest.raises(SpolaError, match="does not read"):
+        llm.chat(ASKS, chat_template_kwargs={"enable_thinking": True})

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import openai
 import pytest
 
 from spola.text.chat import ChatTemplate
-from server_rig import serve_parrot
 from support.running import TEXT, Running
+from support.service import tiny_file
+from support.serving import serving
 
 WEATHER = {
     "type": "function",
@@ -36,14 +38,18 @@ CHAT: dict[str, Any] = {
     "max_tokens": 150,
 }
 KNOWS = (
-    "{% if tools %}<tool_call> {{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %};{% endfor %}"
+    "{% if tools %}<tool_call> {{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %};{% endfor %}"
 )
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    yield from serve_parrot(tmp_path_factory.mktemp("model"), 4096)
+    folder = tmp_path_factory.mktemp("model")
+    tiny_file(folder, context=8192)  # a character is a token, and tools are long
+    with serving(folder, max_model_len=4096) as running:
+        yield running
 
 
 @pytest.fixture(params=["hermes", "llama", "mistral", "mistral-args", "pythonic", "taught"])
@@ -83,41 +89,67 @@ def joined(running: Running, body: dict[str, Any]) -> tuple[dict[str, Any], str]
     return message, reason
 
 
+WROTE = {
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "北京", "days": 3}}\n</tool_call>',
+    "llama": '{"name": "get_weather", "parameters": {"city": "北京", "days": 3}}',
+    "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "北京", "days": 3}}]',
+    "mistral-args": '[TOOL_CALLS]get_weather[ARGS]{"city": "北京", "days": 3}',
+    "pythonic": '[get_weather(city="北京", days=3)]',
+}
+WROTE["taught"] = WROTE["hermes"]
+
+
+@contextmanager
+def saying(running: Running, text: str) -> Iterator[None]:
+    """The model wants to say ``text``."""
+    old = running.parrot.answer
+    running.parrot.answer = running.service.tokenizer.encode(text, add_bos=False)
+    try:
+        yield
+    finally:
+        running.parrot.answer = old
+
+
 @pytest.mark.parametrize(
-    "choice",
+    ("choice", "parallel", "names"),
     [
-        "required",
-        {"type": "function", "function": {"name": "now"}},
-        {"type": "function", "function": {"name": "get_weather"}},
-        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NOW]}},
+        ("required", None, {"now", "get_weather"}),
+        ("required", False, {"now", "get_weather"}),
+        ({"type": "function", "function": {"name": "now"}}, None, {"now"}),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [WEATHER]}},
+            False,
+            {"get_weather"},
+        ),
     ],
 )
-@pytest.mark.parametrize("parallel", [None, False])
-def test_forced_calls(running: Running, family: str, choice: Any, parallel: bool | None) -> None:
+def test_forced_calls(
+    running: Running, family: str, choice: Any, parallel: bool | None, names: set[str]
+) -> None:
     body = {**CHAT, "tool_choice": choice, "parallel_tool_calls": parallel}
-    status, answer = running.post("/v1/chat/completions", body)
-    assert status == 200, answer
-    message, reason = answer["choices"][0]["message"], answer["choices"][0]["finish_reason"]
-    assert (message["content"], reason) in ((None, "tool_calls"), (None, "length"))
-    calls = message["tool_calls"]
-    if parallel is False or isinstance(choice, dict):
-        assert reason == "tool_calls"
-    if parallel is False or (isinstance(choice, dict) and choice["type"] == "function"):
-        assert len(calls) == 1
-    assert len({call["id"] for call in calls}) == len(calls)
-    for call in calls if reason == "tool_calls" else calls[:-1]:
-        arguments = json.loads(call["function"]["arguments"])
-        if call["function"]["name"] == "now":
-            assert arguments == {}
-        else:
-            assert arguments["city"] in ("Roma", "北京")
-            assert set(arguments) <= {"city", "days"}
-    if isinstance(choice, dict):
-        named = choice["function"]["name"] if choice["type"] == "function" else "now"
-        assert {call["function"]["name"] for call in calls} == {named}
-    streamed, ended = joined(running, body)
-    assert streamed == {"content": None, "tool_calls": [call["function"] for call in calls]}
-    assert ended == reason
+    # What it wants to say is against the schema, unless it could go on calling for ever then.
+    said = WROTE["hermes" if family == "pythonic" else family]
+    with saying(running, said if choice == "required" and parallel is None else said.replace("北京", "X")):
+        status, answer = running.post("/v1/chat/completions", body)
+        assert status == 200, answer
+        message, reason = answer["choices"][0]["message"], answer["choices"][0]["finish_reason"]
+        assert (message["content"], reason) == (None, "tool_calls")
+        calls = message["tool_calls"]
+        assert len(calls) == 1 or parallel is None
+        assert len({call["id"] for call in calls}) == len(calls)
+        for call in calls:
+            assert call["function"]["name"] in names
+            arguments = json.loads(call["function"]["arguments"])
+            if call["function"]["name"] == "now":
+                assert arguments == {}
+            else:
+                assert arguments["city"] in ("Roma", "北京")
+                assert set(arguments) <= {"city", "days"}
+        streamed, ended = joined(running, body)
+        assert streamed == {"content": None, "tool_calls": [call["function"] for call in calls]}
+        assert ended == reason
+        cut = running.post("/v1/chat/completions", {**body, "max_tokens": 12})[1]["choices"][0]
+        assert (cut["finish_reason"], cut["message"]["content"] or "") == ("length", "")
 
 
 def test_no_call_where_none_may_be(running: Running, family: str) -> None:
@@ -130,29 +162,15 @@ def test_no_call_where_none_may_be(running: Running, family: str) -> None:
         assert joined(running, {**CHAT, **more}) == ({"content": TEXT, "tool_calls": []}, "stop")
 
 
-WROTE = {
-    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "北京", "days": 3}}\n</tool_call>',
-    "llama": '{"name": "get_weather", "parameters": {"city": "北京", "days": 3}}',
-    "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "北京", "days": 3}}]',
-    "mistral-args": '[TOOL_CALLS]get_weather[ARGS]{"city": "北京", "days": 3}',
-    "pythonic": '[get_weather(city="北京", days=3)]',
-}
-WROTE["taught"] = WROTE["hermes"]
-
-
 def test_calls_that_the_model_makes(running: Running, family: str) -> None:
     """Auto: found in what the model writes, streamed with their arguments."""
     said = "Let me look.\n" if family in ("hermes", "mistral", "mistral-args", "taught") else ""
-    old, running.parrot.answer = (
-        running.parrot.answer,
-        running.service.tokenizer.encode(said + WROTE[family], add_bos=False),
-    )
-    try:
-        strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
-        bodies = [CHAT, {**CHAT, "parallel_tool_calls": False}, {**CHAT, "tool_choice": "auto"}]
-        if family != "pythonic":  # strict ones are asked for in the Hermes form
-            bodies.append({**CHAT, "tools": [strict, NOW]})
-        for body in bodies[: 1 if family == "pythonic" else None]:
+    with saying(running, said + WROTE[family]):
+        bodies = [CHAT]
+        if family != "pythonic":  # which is asked for in the Hermes form as soon as anything is asked
+            strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+            bodies += [{**CHAT, "parallel_tool_calls": False}, {**CHAT, "tools": [strict, NOW]}]
+        for body in bodies:
             status, answer = running.post("/v1/chat/completions", body)
             choice = answer["choices"][0]
             assert (status, choice["finish_reason"]) == (200, "tool_calls")
@@ -163,46 +181,38 @@ def test_calls_that_the_model_makes(running: Running, family: str) -> None:
             message, reason = joined(running, body)
             assert (message["content"], reason) == (choice["message"]["content"], "tool_calls")
             assert message["tool_calls"] == [call["function"]]
-        cut = {**CHAT, "max_tokens": len(running.parrot.answer) - 4}
-        status, answer = running.post("/v1/chat/completions", cut)
-        assert answer["choices"][0]["finish_reason"] == "length"
-    finally:
-        running.parrot.answer = old
 
 
 def test_strict_calls_follow_their_schema(running: Running, family: str) -> None:
     """What the model writes against the schema is not allowed once a call has begun."""
     if family == "pythonic":
         pytest.skip("asked for in the Hermes form")
-    wrong = WROTE[family].replace("北京", "Atlantis")
-    old, running.parrot.answer = running.parrot.answer, running.service.tokenizer.encode(wrong, add_bos=False)
-    try:
-        strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
-        status, answer = running.post("/v1/chat/completions", {**CHAT, "tools": [strict]})
-        choice = answer["choices"][0]
-        assert status == 200
-        if choice["finish_reason"] == "tool_calls":
-            for call in choice["message"]["tool_calls"]:
-                assert json.loads(call["function"]["arguments"])["city"] in ("Roma", "北京")
-        else:
-            assert "Atlantis" not in json.dumps(choice["message"].get("tool_calls"))
-    finally:
-        running.parrot.answer = old
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    with saying(running, WROTE[family].replace("北京", "Atlantis")):
+        body = {**CHAT, "tools": [strict], "parallel_tool_calls": False}
+        status, answer = running.post("/v1/chat/completions", body)
+    choice = answer["choices"][0]
+    assert (status, choice["finish_reason"]) == (200, "tool_calls")
+    for call in choice["message"]["tool_calls"]:
+        assert json.loads(call["function"]["arguments"])["city"] in ("Roma", "北京")
 
 
 def test_a_form_beside_tools(running: Running, family: str) -> None:
     body = {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": {"const": [1]}}}}
-    status, answer = running.post("/v1/chat/completions", body)
-    message = answer["choices"][0]["message"]
-    assert status == 200
-    assert message.get("tool_calls") or message["content"].replace(" ", "").replace("\n", "") == "[1]"
+    with saying(running, "[1] or so"):
+        status, answer = running.post("/v1/chat/completions", body)
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "[1]")
+    if family != "pythonic":
+        with saying(running, WROTE[family]):
+            status, answer = running.post("/v1/chat/completions", body)
+        assert (status, answer["choices"][0]["finish_reason"]) == (200, "tool_calls")
 
 
 def test_a_conversation_with_calls_and_results(running: Running, family: str) -> None:
     """R12: the assistant's message comes back as the server gave it."""
-    status, answer = running.post(
-        "/v1/chat/completions", {**CHAT, "tool_choice": "required", "parallel_tool_calls": False}
-    )
+    with saying(running, WROTE["hermes" if family == "pythonic" else family]):
+        body = {**CHAT, "tool_choice": "required", "parallel_tool_calls": False}
+        status, answer = running.post("/v1/chat/completions", body)
     message = answer["choices"][0]["message"]
     call = message["tool_calls"][0]
     history = [
@@ -272,7 +282,9 @@ def test_nonsense_is_refused_by_name(running: Running, more: dict[str, Any], par
 
 def test_a_long_list_of_tools_does_not_fit(running: Running) -> None:
     """R20."""
-    tools = [{"type": "function", "function": {"name": f"f{i}", "description": "x " * 20}} for i in range(200)]
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "description": "x " * 20}} for i in range(200)
+    ]
     status, answer = running.post("/v1/chat/completions", {**CHAT, "tools": tools})
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,7 +24,9 @@ from spola.cli.options import (
 )
 from spola.cli.output import emit_json, json_option, note, read_stdin, write
 from spola.cli.stats import result_json, stats_line
+from spola.core.errors import ConfigError
 from spola.core.params import SamplingParams
+from spola.core.structured import StructuredOutputsParams
 from spola.runtime.answer import Job
 from spola.runtime.build import build_service
 from spola.runtime.explain import BEST, Recorder
@@ -33,6 +36,7 @@ from spola.runtime.service import Service
 __all__ = ["command"]
 
 DEFAULT_MAX_TOKENS = 512
+_MAX_SCHEMA = 1 << 20  # bytes; what may be compiled is bounded where it is
 
 
 @click.command(
@@ -43,6 +47,12 @@ DEFAULT_MAX_TOKENS = 512
 @model_option
 @sampling_options
 @click.option("--system", metavar="STR", help="What the system message says.")
+@click.option(
+    "--schema",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Answer with JSON that validates against the JSON Schema in FILE.",
+)
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")
 @click.option(
     "--explain",
@@ -57,6 +67,7 @@ DEFAULT_MAX_TOKENS = 512
 def command(
     prompt: str | None,
     model: str | None,
+    schema: Path | None,
     raw: bool,
     explain: bool,
     verbose: bool,
@@ -86,6 +97,8 @@ def command(
         raise click.UsageError("an answer has one adapter: give one --lora, or serve with several")
     options = read_options(given, trace=given.pop("trace"), max_seqs=1)
     with as_usage():
+        if schema is not None:
+            given["structured_outputs"] = _form(schema)
         SamplingParams(**{name: value for name, value in given.items() if value is not None})
     recorder = Recorder() if explain else None
     service = build_service(model, options, record=recorder)
@@ -105,6 +118,21 @@ def command(
     finally:
         service.close()
         trace_failed(service)
+
+
+def _form(schema: Path) -> StructuredOutputsParams:
+    """The form that ``--schema`` asks for. Raises ConfigError."""
+    try:
+        with schema.open("rb") as file:
+            data = file.read(_MAX_SCHEMA + 1)
+    except OSError as error:
+        raise ConfigError(f"--schema {schema}: {error.strerror}") from None
+    if len(data) > _MAX_SCHEMA:
+        raise ConfigError(f"--schema {schema}: holds more than {_MAX_SCHEMA} bytes")
+    try:
+        return StructuredOutputsParams(json=data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--schema {schema}: is not valid UTF-8 at byte {error.start}") from None
 
 
 def _answer(
