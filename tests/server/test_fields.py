@@ -248,6 +248,7 @@ def test_settings_reach_the_engine(running: Running) -> None:
     assert (params.logit_bias, params.bad_words, params.allowed_token_ids) == ({5: 1.5}, ("dog",), (1, 2))
     assert (params.min_tokens, params.stop_token_ids, params.logprobs_mode) == (3, (9,), "processed")
     assert (params.include_stop_str_in_output, params.skip_special_tokens) == (True, False)
+    assert ask.how.pop("visible") == frozenset()
     assert ask.how == {
         "priority": -3,
         "cache_salt": "s",
