@@ -110,18 +110,24 @@ def saying(running: Running, text: str) -> Iterator[None]:
         running.parrot.answer = old
 
 
+BOTH = {"now", "get_weather"}
+NAMED = {"type": "function", "function": {"name": "now"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [WEATHER]}}
+
+
 @pytest.mark.parametrize(
-    ("choice", "parallel", "names"),
+    ("family", "choice", "parallel", "names"),
     [
-        ("required", None, {"now", "get_weather"}),
-        ("required", False, {"now", "get_weather"}),
-        ({"type": "function", "function": {"name": "now"}}, None, {"now"}),
-        (
-            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [WEATHER]}},
-            False,
-            {"get_weather"},
-        ),
+        ("hermes", "required", None, BOTH),
+        ("hermes", ALLOWED, False, {"get_weather"}),
+        ("llama", "required", False, BOTH),
+        ("mistral", "required", False, BOTH),
+        ("mistral-args", "required", None, BOTH),
+        ("pythonic", "required", False, BOTH),
+        ("taught", "required", None, BOTH),
+        ("taught", NAMED, None, {"now"}),
     ],
+    indirect=["family"],
 )
 def test_forced_calls(
     running: Running, family: str, choice: Any, parallel: bool | None, names: set[str]
@@ -153,7 +159,7 @@ def test_forced_calls(
 
 
 def test_no_call_where_none_may_be(running: Running, family: str) -> None:
-    for more in ({"tool_choice": "none"}, {"tools": []}, {"tools": None}, {}):
+    for more in ({"tool_choice": "none"}, {"tools": []}) if family == "hermes" else ({},):
         status, answer = running.post("/v1/chat/completions", {**CHAT, **more})
         message = answer["choices"][0]["message"]
         assert (status, message["content"]) == (200, TEXT)
