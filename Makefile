@@ -14,7 +14,7 @@ ARGS   ?=
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: run chat serve test check native sanitize test-arm install-test fuzz soak docs page test-page clean
+.PHONY: run chat serve test check native sanitize test-arm install-test fuzz clients soak docs page test-page clean
 
 run: $(VENV)/.run
 	@$(BIN)/spola run $(ARGS) -- "$$TYPED_PROMPT"
@@ -64,6 +64,12 @@ soak: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	@$(BIN)/python tools/fuzz_gguf.py --seconds 300
+	@$(BIN)/python tools/fuzz_server.py
+
+# The libraries that people call a server with, against the embedded model.
+clients: $(VENV)/.dev
+	@$(PIP) install -e '.[clients]'
+	@$(BIN)/python -m pytest -W default tests/clients
 
 # Rewrites the generated parts of the docs; `make check` fails when they are stale.
 docs: $(VENV)/.dev

@@ -1,0 +1,75 @@
+"""The libraries people use, against a real model: `make clients`. What it says is its own business."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+anthropic = pytest.importorskip("anthropic")
+litellm = pytest.importorskip("litellm")
+langchain = pytest.importorskip("langchain_openai")
+pytest.importorskip("llm")
+
+QUESTION = "Write one short sentence about the sea."
+
+
+def test_anthropic(url: str) -> None:
+    client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+    ask = {"model": "smollm2", "max_tokens": 24, "messages": [{"role": "user", "content": QUESTION}]}
+    made = client.messages.create(**ask)
+    assert made.content[0].text.strip()
+    assert made.stop_reason in ("end_turn", "max_tokens")
+    with client.messages.stream(**ask) as stream:
+        text = "".join(stream.text_stream)
+        last = stream.get_final_message()
+    assert text == made.content[0].text == last.content[0].text
+    assert last.usage.output_tokens == made.usage.output_tokens > 0
+    counted = client.messages.count_tokens(model="smollm2", messages=ask["messages"])
+    assert counted.input_tokens == made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(**{**ask, "model": "other"})
+
+
+def test_litellm(url: str) -> None:
+    ask = {"api_base": f"{url}/v1", "api_key": "none", "max_tokens": 16, "temperature": 0}
+    messages = [{"role": "user", "content": QUESTION}]
+    made = litellm.completion(model="openai/smollm2", messages=messages, **ask)
+    streamed = litellm.completion(model="openai/smollm2", messages=messages, stream=True, **ask)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
+    assert text == made.choices[0].message.content
+    assert made.usage.completion_tokens > 0
+    vectors = litellm.embedding(
+        model="openai/smollm2",
+        input=["a", "b"],
+        api_base=f"{url}/v1",
+        api_key="none",
+        encoding_format="float",
+    )
+    assert len(vectors.data) == 2
+
+
+def test_langchain(url: str) -> None:
+    chat = langchain.ChatOpenAI(
+        base_url=f"{url}/v1", api_key="none", model="smollm2", temperature=0, max_tokens=16
+    )
+    made = chat.invoke(QUESTION)
+    assert made.content
+    assert "".join(chunk.content for chunk in chat.stream(QUESTION)) == made.content
+    assert made.usage_metadata["output_tokens"] > 0
+
+
+def test_llm(url: str, tmp_path: Path) -> None:
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        f"- model_id: spola\n  model_name: smollm2\n  api_base: {url}/v1\n  api_key_name: none\n"
+    )
+    env = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
+    command = [sys.executable, "-m", "llm", "-m", "spola", "-o", "max_tokens", "16", "--key", "none"]
+    done = subprocess.run(
+        [*command, QUESTION], env=env, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
