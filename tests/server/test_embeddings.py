@@ -24,6 +24,11 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
+def close(numbers: list[float]) -> Any:
+    """Equal up to what the reference backend, which promises no bits, may give in another batch."""
+    return pytest.approx(numbers, abs=1e-6)
+
+
 def client(running: Running) -> openai.OpenAI:
     return openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
 
@@ -36,7 +41,7 @@ def test_the_client_asks_for_base64_and_gets_the_same_numbers(real: Running) -> 
     for a, b in zip(told.data, plain.data, strict=True):
         assert a.embedding == pytest.approx(b.embedding, abs=1e-6)
         assert math.fsum(x * x for x in a.embedding) == pytest.approx(1, abs=1e-5)
-    assert told.data[0].embedding == told.data[2].embedding
+    assert told.data[0].embedding == close(told.data[2].embedding)
     assert told.data[0].embedding != pytest.approx(told.data[1].embedding, abs=1e-3)
     assert told.usage.prompt_tokens == told.usage.total_tokens > 3
     assert len(told.data[0].embedding) == real.service.spec.hidden
@@ -45,7 +50,7 @@ def test_the_client_asks_for_base64_and_gets_the_same_numbers(real: Running) -> 
 def test_a_vector_does_not_depend_on_its_neighbours(real: Running) -> None:
     alone = client(real).embeddings.create(model="tiny", input="hello")
     among = client(real).embeddings.create(model="tiny", input=["a b c d", "hello", "x" * 60])
-    assert alone.data[0].embedding == among.data[1].embedding
+    assert alone.data[0].embedding == close(among.data[1].embedding)
 
 
 def test_fewer_dimensions_are_the_first_ones_of_length_one(real: Running) -> None:
@@ -59,14 +64,14 @@ def test_ids_and_pooling(real: Running) -> None:
     ids = real.service.prompt_ids("hello")
     body: dict[str, Any] = {"input": ids}
     mean = ask(real, "/v1/embeddings", body).body["data"][0]["embedding"]
-    assert ask(real, "/v1/embeddings", {"input": "hello"}).body["data"][0]["embedding"] == mean
-    assert ask(real, "/v1/embeddings", {"input": [ids, ids]}).body["data"][1]["embedding"] == mean
+    assert ask(real, "/v1/embeddings", {"input": "hello"}).body["data"][0]["embedding"] == close(mean)
+    assert ask(real, "/v1/embeddings", {"input": [ids, ids]}).body["data"][1]["embedding"] == close(mean)
     last = ask(real, "/v1/embeddings", {**body, "pooling": "last"}).body["data"][0]["embedding"]
     assert last != pytest.approx(mean, abs=1e-3)
     raw = ask(real, "/v1/embeddings", {**body, "encoding_format": "base64"}).body["data"][0]["embedding"]
     decoded = array("f")
     decoded.frombytes(base64.b64decode(raw))
-    assert decoded.tolist() == mean
+    assert decoded.tolist() == close(mean)
 
 
 @pytest.mark.parametrize(
