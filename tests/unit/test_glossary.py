@@ -29,6 +29,10 @@ PLAIN = frozenset(
         "--endpoint",
         "--extra",
         "--timeout",
+        "--measure",
+        "--memory",
+        "--html",
+        "--chrome-trace",
     }
     | {"--svg", "--once"}
     | {"--strict", "--cors-origin", "--drain-timeout", "--request-timeout", "--log-format"}
