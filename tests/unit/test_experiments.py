@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import runpy
+from array import array
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from spola.bench.exchange import Sample
+from spola.bench.http import Target
 from support.tiny import Tiny, write_tiny_gguf
 
 FOLDER = Path(__file__).resolve().parents[2] / "tools" / "experiments"
@@ -53,14 +57,51 @@ def rows(part: str, scale: float) -> list[dict]:
 def test_the_report_of_a_comparison_is_of_medians(tmp_path: Path, capsys) -> None:
     store = tmp_path / "against.jsonl"
     lines = [*rows("shared16", 1.0), *rows("shared16", 3.0), *rows("shared16", 50.0), *rows("alone1", 2.0)]
-    lines.append({"part": "prefix", "server": "spola", "cold_ttft_ms": 100.0, "warm_ttft_ms": 2.0})
+    prefix = {"cold_ttft_ms": 100.0, "warm_ttft_ms": 2.0, "same_text": True}
+    lines.append({"part": "prefix", "server": "spola", **prefix})
     store.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main_of("against")(["report", "--store", str(store)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["shared16"]["runs"] == 3
     assert found["shared16"]["ttft_ms.p95"] == {"spola": 6.0, "llama-server": 6.0}
     assert found["shared16"]["output_tok_s"] == {"spola": 300.0, "llama-server": 100.0}
+    assert found["shared16"]["spread"]["ttft_ms.p95"]["spola"] == [2.0, 100.0]
     assert found["prefix"]["ratio"] == 50.0
+    assert found["prefix"]["same_text"] is True
     ElementTree.parse(tmp_path / "against.svg")
     with pytest.raises(SystemExit):
         main_of("against")(["run", "--parts", "nonsense", "-m", "x.gguf"])
+    with pytest.raises(SystemExit):
+        main_of("against")(["run", "--repeat", "0", "-m", "x.gguf"])
+
+
+def test_a_comparison_is_repeated_with_new_requests_server_by_server(tmp_path: Path, monkeypatch) -> None:
+    main, asked = main_of("against"), []
+
+    def measure(part: str, server: str, args: object, seed: int) -> dict:
+        asked.append((part, server, seed))
+        return {"part": part, "server": server, "seed": seed}
+
+    monkeypatch.setitem(main.__globals__, "measure", measure)
+    store = tmp_path / "against.jsonl"
+    command = ["run", "-m", "x.gguf", "--store", str(store), "--parts", "alone1,prefix"]
+    assert main([*command, "--repeat", "2"]) == 0
+    assert main(command) == 0
+    one = [("alone1", "spola"), ("alone1", "llama-server"), ("prefix", "spola")]
+    assert asked == [(*pair, seed) for seed in range(3) for pair in one]
+    assert len(store.read_text().splitlines()) == 9
+
+
+@pytest.mark.parametrize(("warm", "same"), [("abc", True), ("abd", False)])
+def test_the_answers_from_the_cache_are_compared(warm: str, same: bool, monkeypatch) -> None:
+    main, texts = main_of("against"), ["abc", "abc", warm, "abc", "abc", "abc"]
+
+    async def ask(pool: object, call: object, now: float) -> Sample:
+        return Sample(now, events=array("d", [now + len(texts)]), text=texts.pop(0), cached=1984)
+
+    monkeypatch.setitem(main.__globals__, "ask", ask)
+    found = asyncio.run(main.__globals__["twice"](Target("http://127.0.0.1:1/v1"), 0))
+    assert found["same_text"] is same
+    assert found["cold_ttft_ms"] == 6000.0
+    assert found["warm_ttft_ms"] == 3000.0
+    assert found["cached_tokens"] == 1984

@@ -1,14 +1,15 @@
 """spola and llama-server on the same file, the same threads and the same requests, one after the other.
 
 ``run`` starts each server in turn, drives it over HTTP with ``bench serve``'s load generator and adds a row
-to a store; run it as often as medians need, in short pieces. Parts, each for both servers:
+to a store, ``--repeat`` times with new requests each; it may be run again, in short pieces. Parts, each for
+both servers:
 
 - shared16: 16 clients, 64 requests, prompts of 200 to 400 tokens (150 of them the same), answers of 64-128
 - alone16: the same without a shared beginning; shared4, alone4, shared1, alone1: 4 clients or one
 - long: 4 clients decode when a prompt of 6,000 tokens comes, and half a second later a short one
 
-``prefix`` is for spola alone: the same prompt of 2,000 tokens twice. ``report`` makes medians and a drawing
-of a store.
+``prefix`` is for spola alone: the same prompt of 2,000 tokens again and again; its answers must be equal.
+``report`` makes medians, with the lowest and the highest, and a drawing of a store.
 """
 
 from __future__ import annotations
@@ -91,14 +92,24 @@ async def load(target: Target, part: str, seed: int) -> dict[str, Any]:
     return {name: found[name] for name in keep}
 
 
-def completion(prompt: list[int], tokens: int) -> Call:
+def completion(prompt: list[int], tokens: int, **fields: Any) -> Call:
     body = {"model": "model", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body |= {"stream": True, "stream_options": {"include_usage": True}, **fields}
     return Call("/completions", json.dumps(body).encode())
 
 
-async def long_prompt(target: Target, seed: int) -> dict[str, Any]:
-    """The longest gap of four running answers after a long prompt has come, and when it is answered."""
+def a_word(model: str) -> int:
+    """The id of a token that is a word."""
+    spola = [sys.executable, "-m", "spola", "tokenize", " the", "--no-bos", "--json", "-m", model]
+    return int(json.loads(subprocess.run(spola, check=True, capture_output=True).stdout)["ids"][-1])
+
+
+async def long_prompt(target: Target, seed: int, word: int) -> dict[str, Any]:
+    """The longest gap of four running answers after a long prompt has come, and when it is answered.
+
+    The four say nothing but ``word``: a token that is half a character gives no event, and would look
+    like a step that took twice as long.
+    """
     rng = random.Random(seed)
 
     def ids(n: int) -> list[int]:
@@ -107,7 +118,8 @@ async def long_prompt(target: Target, seed: int) -> dict[str, Any]:
     pool = Pool(target, 600)
     try:
         now = time.perf_counter
-        runs = [asyncio.create_task(ask(pool, completion(ids(40), 700), now())) for _ in range(4)]
+        calls = [completion(ids(40), 700, logit_bias={str(word): 100}) for _ in range(4)]
+        runs = [asyncio.create_task(ask(pool, call, now())) for call in calls]
         await asyncio.sleep(2.0)
         begin = now()
         late = asyncio.create_task(ask(pool, completion(ids(LONG), 8), begin))
@@ -130,6 +142,8 @@ async def long_prompt(target: Target, seed: int) -> dict[str, Any]:
     before = [b - a for s in streams for a, b in zip(s.events, s.events[1:], strict=False) if b < begin]
     return {
         "longest_gap_ms": 1e3 * max(gaps),
+        "gap_p50_ms": 1e3 * statistics.median(gaps),
+        "tokens_without_event": sum(s.n - len(s.events) for s in streams),
         "itl_before_ms": 1e3 * statistics.median(before),
         "short_ttft_ms": 1e3 * short.ttft_s,
         "short_latency_ms": 1e3 * short.latency_s,
@@ -140,7 +154,7 @@ async def long_prompt(target: Target, seed: int) -> dict[str, Any]:
 
 
 async def twice(target: Target, seed: int) -> dict[str, Any]:
-    """Time to the first token of a prompt of 2,000 tokens, cold and warm."""
+    """Time to the first token of a prompt of 2,000 tokens, cold and warm; whether the answers are equal."""
     rng = random.Random(seed)
     pool = Pool(target, 600)
     try:
@@ -149,15 +163,22 @@ async def twice(target: Target, seed: int) -> dict[str, Any]:
         warm = [await ask(pool, call, time.perf_counter()) for _ in range(5)]
     finally:
         pool.close()
+    failed = [sample.error for sample in (cold, *warm) if sample.error]
+    if failed:
+        raise SystemExit(failed[0])
     ttft = statistics.median(sample.ttft_s for sample in warm)
-    cached = min(sample.cached or 0 for sample in warm)
-    return {"cold_ttft_ms": 1e3 * cold.ttft_s, "warm_ttft_ms": 1e3 * ttft, "cached_tokens": cached}
+    return {
+        "cold_ttft_ms": 1e3 * cold.ttft_s,
+        "warm_ttft_ms": 1e3 * ttft,
+        "cached_tokens": min(sample.cached or 0 for sample in warm),
+        "same_text": bool(cold.text) and {sample.text for sample in warm} == {cold.text},
+    }
 
 
 def measure(part: str, server: str, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     with running(server, args, LENGTH.get(part, 640), 8 if part in LENGTH else 16) as target:
         if part == "long":
-            found = asyncio.run(long_prompt(target, seed))
+            found = asyncio.run(long_prompt(target, seed, a_word(args.model)))
         elif part == "prefix":
             found = asyncio.run(twice(target, seed))
         else:
@@ -168,10 +189,11 @@ def measure(part: str, server: str, args: argparse.Namespace, seed: int) -> dict
 def run(args: argparse.Namespace) -> None:
     done = read(args.store) if args.store.exists() else []
     with args.store.open("a", encoding="utf-8") as file:
-        for part in args.parts:
+        for part in args.parts * args.repeat:
             seed = args.seed + len({row["seed"] for row in done if row["part"] == part})
             for server in SERVERS[: 1 if part == "prefix" else 2]:
                 row = measure(part, server, args, seed)
+                done.append(row)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 print(json.dumps(row), file=sys.stderr)
@@ -181,14 +203,19 @@ def read(store: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in store.read_text(encoding="utf-8").splitlines()]
 
 
-def median(rows: list[dict[str, Any]], *path: str) -> float:
-    values = []
+def values(rows: list[dict[str, Any]], *path: str) -> list[float]:
+    """What each of ``rows`` has at ``path``."""
+    found = []
     for row in rows:
         value: Any = row
         for name in path:
             value = value[name]
-        values.append(float(value))
-    return statistics.median(values)
+        found.append(float(value))
+    return found
+
+
+def median(rows: list[dict[str, Any]], *path: str) -> float:
+    return statistics.median(values(rows, *path))
 
 
 def report(args: argparse.Namespace) -> None:
@@ -206,6 +233,7 @@ def report(args: argparse.Namespace) -> None:
                 "cold_ttft_ms": cold,
                 "warm_ttft_ms": warm,
                 "ratio": cold / warm,
+                "same_text": all(row.get("same_text") for row in of["spola"]),
             }
             continue
         wanted = [("longest_gap_ms",), ("short_ttft_ms",), ("long_ttft_ms",), ("itl_before_ms",)]
@@ -218,10 +246,14 @@ def report(args: argparse.Namespace) -> None:
                 ("itl_ms", "p95"),
             ]
         found = {".".join(path): {s: median(of[s], *path) for s in SERVERS if of[s]} for path in wanted}
-        out[part] = {"runs": len(of["spola"]), **found}
-        for name, values in found.items():
+        spread = {
+            ".".join(path): {s: [min(v), max(v)] for s in SERVERS if (v := values(of[s], *path))}
+            for path in wanted
+        }
+        out[part] = {"runs": len(of["spola"]), **found, "spread": spread}
+        for name, by_server in found.items():
             if name in ("output_tok_s", "ttft_ms.p95", "longest_gap_ms"):
-                page.bars(part, list(values), list(values.values()), name)
+                page.bars(part, list(by_server), list(by_server.values()), name)
     args.store.with_suffix(".report.json").write_text(json.dumps(out, indent=2) + "\n")
     args.store.with_suffix(".svg").write_text(page.render())
     print(json.dumps(out, indent=2))
@@ -236,6 +268,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="runs of each part, server by server"
+    )
     args = parser.parse_args(argv)
     if args.what == "report":
         report(args)
@@ -243,6 +278,8 @@ def main(argv: list[str]) -> int:
     unknown = [part for part in args.parts if part not in PARTS]
     if unknown or args.model is None:
         parser.error(f"{unknown[0]} is none of {', '.join(PARTS)}" if unknown else "-m is needed")
+    if args.repeat < 1:
+        parser.error(f"--repeat must be at least 1, not {args.repeat}")
     run(args)
     return 0
 

@@ -31,7 +31,7 @@ class Sample:
 
     ``intended`` is when it should have been sent, ``events`` when each event with text arrived, ``end`` the
     last event with text or a finish reason. Token counts are the server's; ``tokens`` is None where it gave
-    no usage. ``error``: why it failed, else "".
+    no usage. ``text``: all that came, of all choices. ``error``: why it failed, else "".
     """
 
     intended: float
@@ -42,6 +42,7 @@ class Sample:
     prompt: int | None = None
     cached: int | None = None
     finish: str | None = None
+    text: str = ""
     error: str = ""
 
     @property
@@ -132,12 +133,13 @@ class _Stream:
             sample.cached = None if details is None else details.cached_tokens
         for choice in chunk.choices:
             delta = choice.delta
-            if choice.text or (
-                delta is not None
-                and (delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
-            ):
+            text = choice.text or ""
+            if delta is not None:
+                text += (delta.reasoning_content or delta.reasoning or "") + (delta.content or "")
+            if text or (delta is not None and delta.tool_calls):
                 sample.events.append(at)
                 sample.end = at
+                sample.text += text
             if choice.finish_reason is not None:
                 sample.finish = choice.finish_reason
                 sample.end = at

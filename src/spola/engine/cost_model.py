@@ -35,6 +35,11 @@ _DRIFTS = 8  # so many in a row
 _REFIT = 8  # steps between two fits, once there are some
 _LEAST = 0.05  # no price falls below this part of its proportion: none is ever free
 
+_SPREADS = 2.0  # deviations of their errors by which steps are planned below the target
+_FIRST_SPREAD = 0.05  # before any step: counts as one
+_NEAR = (0.5, 1.25)  # steps whose errors count, by estimate over target: smaller ones err differently
+_MOST_OFF = 0.4  # an error, or a margin, beyond this logarithm counts as this: a stall is no spread
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -216,8 +221,10 @@ class CostModel:
 class StepBudget:
     """How many prompt rows may join a step in which others wait for their next token.
 
-    ``itl_target_s``: what the time between two tokens of a running request should stay under. ``floor`` rows
-    are always allowed, so that prompts move on also where the decodes alone take longer.
+    ``itl_target_s``: what the time between two tokens of a running request should stay under. An estimate is
+    a mean, which half of the steps exceed: steps are planned for ``aim_s``, lower by two deviations of what
+    recent steps near the target took from what was estimated. ``floor`` rows are always allowed, so that
+    prompts move on also where the decodes alone take longer.
     """
 
     def __init__(self, model: CostModel, itl_target_s: float, *, floor: int = FLOOR_ROWS) -> None:
@@ -226,14 +233,33 @@ class StepBudget:
         self.model = model
         self.itl_target_s = itl_target_s
         self.floor = floor
+        self.aim_s = itl_target_s * math.exp(-_SPREADS * _FIRST_SPREAD)
+        self._weight = 1.0  # of the errors seen, their sum and that of their squares, old ones fading
+        self._sum = 0.0
+        self._squares = _FIRST_SPREAD**2
 
     def rows(self, planned: Work, prompt_rows: int, start: int) -> int:
         """Rows for a prompt at ``start`` beside ``planned``, of which ``prompt_rows`` are others'."""
         left = max(0, self.floor - prompt_rows)
-        rows = self.model.rows_within(self.itl_target_s - self.model.seconds(planned), start, planned.rows)
+        rows = self.model.rows_within(self.aim_s - self.model.seconds(planned), start, planned.rows)
         if rows > TILE_ROWS:
             rows -= rows % TILE_ROWS
         return max(rows, left)
+
+    def observe(self, work: Work, elapsed_s: float) -> None:
+        """Learn from a step that ran: its prices, and how far off their estimate was."""
+        estimate = self.model.seconds(work)
+        near = _NEAR[0] * self.itl_target_s < estimate < _NEAR[1] * self.itl_target_s
+        if near and math.isfinite(elapsed_s) and elapsed_s > 0:
+            off = min(max(math.log(elapsed_s / estimate), -_MOST_OFF), _MOST_OFF)
+            self._weight = _FADE * self._weight + 1.0
+            self._sum = _FADE * self._sum + off
+            self._squares = _FADE * self._squares + off * off
+            mean = self._sum / self._weight
+            spread = math.sqrt(max(0.0, self._squares / self._weight - mean * mean))
+            margin = min(max(0.0, mean + _SPREADS * spread), _MOST_OFF)
+            self.aim_s = self.itl_target_s * math.exp(-margin)
+        self.model.observe(work, elapsed_s)
 
 
 def _fit(gram: list[float], moment: list[float]) -> list[float]:

@@ -376,7 +376,7 @@ class Scheduler:
             raise ValueError(f"step {step.index} is not in flight")
         now = self._flying.pop(step.index) + output.elapsed_s
         if self.budget is not None:
-            self.budget.model.observe(work_of(step), output.elapsed_s)
+            self.budget.observe(work_of(step), output.elapsed_s)
         if self._speculator is not None and all(s.n == 1 + s.n_drafts for s in step.slices):
             self._speculator.timed(step.n_rows, output.elapsed_s)
         for piece, out in zip(step.slices, output.slices, strict=True):
