@@ -165,6 +165,22 @@ def test_a_folder_quantized_while_loading_is_the_file_made_of_it(tmp_path: Path)
     assert found[0] == found[1]
 
 
+def test_requantize_writes_the_values_that_are_there(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "q4.gguf", Tiny())
+    out = tmp_path / "f16.gguf"
+    run("quantize", tmp_path / "q4.gguf", "-o", out, "--type", "f16", "--requantize")
+    before = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "q4.gguf").tensors}
+    types = set()
+    for tensor in gguf.GGUFReader(out).tensors:
+        old = before[tensor.name]
+        types.add((old.tensor_type.name, tensor.tensor_type.name))
+        expected = gguf.quants.dequantize(old.data, old.tensor_type)
+        if tensor.tensor_type.name == "F16":
+            expected = expected.astype("f2").astype("f4")
+        assert np.array_equal(gguf.quants.dequantize(tensor.data, tensor.tensor_type), expected), tensor.name
+    assert ("Q4_1", "F16") in types
+
+
 def test_faults_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "q4.gguf", Tiny())
     write_tiny_gguf(tmp_path / "f32.gguf", Tiny(dtype="F32"))

@@ -29,9 +29,14 @@ __all__ = ["command"]
     help="The file to write; it appears when it is complete.",
 )
 @click.option("--type", "kind", required=True, type=click.Choice(tuple(WEIGHT_TYPES)), help="Weight type.")
+@click.option(
+    "--requantize", is_flag=True, help="Also take tensors that are quantized already; their errors stay."
+)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads; default: one per core.")
 @json_option
-def command(model: str, output: Path, kind: str, threads: int | None, as_json: bool) -> None:
+def command(
+    model: str, output: Path, kind: str, requantize: bool, threads: int | None, as_json: bool
+) -> None:
     """Write MODEL (F32, F16 or BF16: a GGUF file or a Hugging Face folder) as a GGUF file of one weight type.
 
     Values are rounded to the nearest; vectors, routers and positions stay F32. The head of a 4-bit model is
@@ -41,7 +46,9 @@ def command(model: str, output: Path, kind: str, threads: int | None, as_json: b
     with open_model(resolve_model(model)) as opened:
         for line in opened.warnings:
             note(line)
-        done = quantize(opened, output, wanted, converter(threads or probe().threads), _progress)
+        done = quantize(
+            opened, output, wanted, converter(threads or probe().threads), _progress, again=requantize
+        )
     for line in done.notes:
         note(line)
     total = sum(done.bytes_by_type.values())

@@ -47,11 +47,18 @@ class Written:
 
 
 def quantize(
-    model: Model, out: Path, wanted: str, convert: Converter, progress: Progress = lambda *_: None
+    model: Model,
+    out: Path,
+    wanted: str,
+    convert: Converter,
+    progress: Progress = lambda *_: None,
+    *,
+    again: bool = False,
 ) -> Written:
     """Write ``model`` to ``out`` with matrices of DType ``wanted``, or of what their rows allow.
 
-    ``progress`` is called with (tensors done, of how many, name). Raises ModelError naming the tensor that
+    ``progress`` is called with (tensors done, of how many, name). ``again`` also takes tensors that are
+    quantized already: their errors stay, and new ones are added. Raises ModelError naming the tensor that
     cannot be stored so, or what GGUF cannot say of a folder; ConfigError for a target that is the source.
     """
     _check_target(model, out)
@@ -66,7 +73,7 @@ def quantize(
         del metadata[key]
     metadata |= {"general.file_type": _FILE_TYPES[wanted], "general.quantization_version": 2}
     types |= {"general.file_type": _U32, "general.quantization_version": _U32}
-    chosen = [(p, _type_of(p, model.file, wanted)) for p in planned]
+    chosen = [(p, _type_of(p, model.file, wanted, again)) for p in planned]
     count = len(chosen) + len(extra)
     tensors = [_divisors(name, values) for name, values in extra.items()]
     for index, (plan, name) in enumerate(chosen):
@@ -105,13 +112,16 @@ def _of_file(model: Model, file: GgufFile) -> list[Planned]:
     return out
 
 
-def _type_of(plan: Planned, file: TensorSource, wanted: str) -> str:
+def _type_of(plan: Planned, file: TensorSource, wanted: str, again: bool) -> str:
     stored = source_dtypes(file, {plan.name: plan.source})[plan.name]
     if plan.keep:
         return stored
     target = target_type(plan.role, plan.info.shape[-1], wanted, is_head=plan.is_head)
-    if target != stored and stored not in FLOATS:
-        raise ModelError(f"tensor {plan.name} is {stored} already; quantize a model in F32, F16 or BF16")
+    if target != stored and stored not in FLOATS and not again:
+        raise ModelError(
+            f"tensor {plan.name} is {stored} already; quantize a model in F32, F16 or BF16, "
+            "or use --requantize"
+        )
     return target
 
 
