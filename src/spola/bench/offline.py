@@ -6,12 +6,14 @@ printed beside the roofline: the time that this machine's memory and arithmetic 
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from spola.core.errors import CapacityError
@@ -77,12 +79,14 @@ class Offline:
             },
             "decode": [self._decode_row(plan, batch) for batch in plan.batches],
             "weights_bytes": weights,
+            "weights_gb_s": self.limits.read_of(weights) / 1e9,
             "kv_bytes_per_token": config.kv_bytes_per_token,
         }
 
     def _decode_row(self, plan: Plan, batch: int) -> dict[str, Any]:
         one = self.decode if plan.kv_cache else self._decode_uncached
-        seconds = [one(batch, plan.depth, plan.tokens) for _ in range(plan.repeat)]
+        runs = [one(batch, plan.depth, plan.tokens) for _ in range(plan.repeat)]
+        seconds = [math.fsum(steps) for steps in runs]
         row = {
             "batch": batch,
             "depth": plan.depth,
@@ -93,7 +97,8 @@ class Offline:
             least = sum(self._roofline.decode([first + i] * batch) for i in range(plan.tokens))
         else:
             least = sum(batch * self._least(first + i) for i in range(plan.tokens))
-        return row | {"roofline": least / statistics.median(seconds)}
+        each = [1000 * statistics.median(steps) for steps in zip(*runs, strict=True)]
+        return row | {"roofline": least / statistics.median(seconds), "step_ms": each}
 
     def prefill(self, tokens: int, watched: Watched = nullcontext) -> float:
         """Seconds from a prompt of ``tokens`` tokens to its first token, in the context ``watched``."""
@@ -103,8 +108,8 @@ class Offline:
             self._drain()
             return time.perf_counter() - start
 
-    def decode(self, batch: int, depth: int, tokens: int, watched: Watched = nullcontext) -> float:
-        """Seconds of ``tokens`` steps of ``batch`` requests, each of which has ``depth`` tokens cached."""
+    def decode(self, batch: int, depth: int, tokens: int, watched: Watched = nullcontext) -> list[float]:
+        """Seconds of each of ``tokens`` steps of ``batch`` requests that have ``depth`` tokens cached."""
         prompt = max(depth, 1)
         room = self.loaded.config.max_model_len - prompt
         requests = [self._add(prompt, room) for _ in range(batch)]
@@ -112,10 +117,10 @@ class Offline:
         while any(request.n_output == 0 for request in requests):
             engine.step(time.monotonic())
         with watched():
-            start = time.perf_counter()
+            times = [time.perf_counter()]
             for _ in range(tokens):
                 engine.step(time.monotonic())
-            seconds = time.perf_counter() - start
+                times.append(time.perf_counter())
         if any(request.status is not Status.RUNNING for request in requests):
             raise CapacityError(
                 f"{batch} requests of {prompt + tokens} tokens do not fit: give more --kv-memory"
@@ -123,18 +128,18 @@ class Offline:
         for request in requests:
             engine.abort(request.id)
         self._drain()
-        return seconds
+        return [after - before for before, after in pairwise(times)]
 
-    def _decode_uncached(self, batch: int, depth: int, tokens: int) -> float:
+    def _decode_uncached(self, batch: int, depth: int, tokens: int) -> list[float]:
         """The same without a cache: each token computes the whole text so far anew."""
-        total = 0.0
+        seconds = []
         for i in range(tokens):
             for _ in range(batch):
                 self._add(max(depth, 1) + 1 + i, 1)
             start = time.perf_counter()
             self._drain()
-            total += time.perf_counter() - start
-        return total
+            seconds.append(time.perf_counter() - start)
+        return seconds
 
     def _least(self, rows: int) -> float:
         """Least seconds of a prompt of ``rows`` tokens and its first logits."""

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spola.bench.offline import Offline, Watched
@@ -21,7 +21,13 @@ from spola.engine.report import StepReport
 from spola.runtime.build import Loaded
 from spola.runtime.limits import Limits
 from spola.runtime.roofline import activation_format
-from spola.spec.cost import kv_bytes_per_token, kv_read_bytes, matmul_parameters, prefill_flops
+from spola.spec.cost import (
+    kv_bytes_per_token,
+    kv_read_bytes,
+    matmul_parameters,
+    prefill_flops,
+    streamed_weight_bytes,
+)
 from spola.spec.decoder import MoeMlp
 from spola.spec.manifest import TensorInfo, manifest
 
@@ -69,13 +75,16 @@ def profile(
     runner: Any = loaded.engine.runner
     if not hasattr(runner, "time_ops"):
         raise ConfigError(f"backend {loaded.config.backend} does not time its operations: use native")
+    # Every matrix is read again in each step: at the memory's rate, or at that of the caches they fit into.
+    weights = streamed_weight_bytes(loaded.spec, loaded.dtypes)
+    limits = replace(limits, read=limits.read_of(weights))
     watch = Watch()
     loaded.engine.observers.append(watch)
     offline = Offline(loaded, limits)
     offline.prefill(prompt)  # warms up
     runs: dict[str, Callable[[Watched], float]] = {
         "prefill": lambda watched: offline.prefill(prompt, watched),
-        "decode": lambda watched: offline.decode(batch, prompt, tokens, watched),
+        "decode": lambda watched: math.fsum(offline.decode(batch, prompt, tokens, watched)),
     }
     phases = {name: _phase(loaded, limits, watch, run, repeat) for name, run in runs.items()}
     return {

@@ -69,7 +69,7 @@ def offline(
     """Prefill and decode speed of a model, through the engine, without a server.
 
     The roofline is the fraction of what this machine's memory and arithmetic, measured now, would allow;
-    more than all of it is an error.
+    more than all of it is an error. Weights that fit into the caches are held against the caches' speed.
     """
     plan = Plan(prompt, tokens, batch, depth, repeat, kv_cache=not no_kv_cache)
     if given["max_model_len"] is None:

@@ -82,7 +82,7 @@ def _bound(service: Service, limits: Limits, start: int, rows: int, heads: int, 
         a = layer.attention
         pairs = rows * start + rows * (rows + 1) / 2
         attention += 2 * getattr(a, "heads", 1) * (getattr(a, "k_dim", 0) + getattr(a, "v_dim", 0)) * pairs
-    memory, arithmetic = read / limits.read, roofline.arithmetic(rows, heads, attention)
+    memory, arithmetic = read / limits.read_of(read), roofline.arithmetic(rows, heads, attention)
     bound = "memory" if memory >= arithmetic else "compute"
     return {"bound_s": max(memory, arithmetic), "bound": bound}
 

@@ -1,7 +1,9 @@
 """The roofline of a loaded or planned model: least seconds of its steps on a machine of given limits.
 
 The bound is the slower of moving the bytes and doing the multiply-adds, each at the peak of the format that
-the native kernels compute in (docs/numerics.md). After Williams, Waterman, Patterson: Roofline (2009).
+the native kernels compute in (docs/numerics.md). Weights that fit into the processor's caches are read from
+there at every step, so the bytes are moved at the rate measured for that many.
+After Williams, Waterman, Patterson: Roofline (2009).
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Roofline:
         moved = steps * streamed_weight_bytes(self.spec, self.dtypes, rows)
         moved += rows * kv_bytes_per_token(self.groups)
         attention = prefill_flops(self.spec, rows, 0, 0) - 2 * matmul_parameters(self.spec) * rows
-        return max(moved / self.limits.read, self.arithmetic(rows, 1, attention))
+        return max(moved / self.limits.read_of(moved), self.arithmetic(rows, 1, attention))
 
     def decode(self, contexts: Sequence[int]) -> float:
         """Least seconds of one decode step of requests at ``contexts`` positions."""
@@ -81,7 +83,7 @@ class Roofline:
         batch = len(contexts)
         linear = 2 * matmul_parameters(self.spec) + 2 * self.spec.hidden * self.spec.vocab
         attention = decode_flops(self.spec, contexts) - batch * linear
-        return max(moved / self.limits.read, self.arithmetic(batch, batch, attention))
+        return max(moved / self.limits.read_of(moved), self.arithmetic(batch, batch, attention))
 
     def arithmetic(self, rows: int, heads: int, attention_flops: float) -> float:
         """Seconds of the multiply-adds at the peak of the format that each matrix computes in."""
