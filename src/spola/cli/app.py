@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pull": ("spola.cli.pull", "Fetch a model."),
     "top": ("spola.cli.top", "Watch a server's engine in the terminal."),
     "glossary": ("spola.cli.glossary", "Explain a word of LLM inference, in English or Italian."),
+    "quiz": ("spola.cli.quiz", "Questions about LLM inference, graded."),
     "doctor": ("spola.cli.doctor", "Check this machine and say what to fix."),
     "flags": ("spola.cli.flags", "List the SPOLA_* environment variables."),
 }
