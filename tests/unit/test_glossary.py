@@ -34,7 +34,7 @@ PLAIN = frozenset(
         "--html",
         "--chrome-trace",
     }
-    | {"--svg", "--once"}
+    | {"--svg", "--once", "--number"}
     | {"--strict", "--cors-origin", "--drain-timeout", "--request-timeout", "--log-format"}
 )
 
