@@ -36,6 +36,7 @@ PLAIN = frozenset(
     }
     | {"--svg", "--once", "--number"}
     | {"--strict", "--cors-origin", "--drain-timeout", "--request-timeout", "--log-format"}
+    | {"--otlp-traces-endpoint"}
 )
 
 

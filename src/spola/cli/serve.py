@@ -38,6 +38,7 @@ from spola.server.log import Log, LogFormat, logger
 from spola.server.options import ServerOptions
 from spola.server.serve import bind, check_host, serve
 from spola.server.shelf import Book, Shelf
+from spola.server.spans import Spans
 
 __all__ = ["command"]
 
@@ -91,6 +92,11 @@ _SERVER: tuple[_Decorator, ...] = (
         default="text",
         show_default=True,
         help="A line on stderr for every request, or none.",
+    ),
+    click.option(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="Send an OpenTelemetry span for each request there (OTLP over HTTP); needs spola[otel].",
     ),
 )
 
@@ -201,6 +207,8 @@ def command(
         for service in built:
             _compare(service, "in all", say)
     finally:
+        if server.spans is not None:
+            server.spans.close()
         log.close()
     for service in built:
         trace_failed(service)
@@ -244,11 +252,14 @@ def _read_server(given: dict[str, Any], host: str) -> ServerOptions:
     """Take the server's own options out of ``given``. Raises ConfigError, UsageError."""
     keys = read_keys(given.pop("keys"), flags.read("SPOLA_API_KEY"))
     check_host(host, keys=bool(keys), no_auth=given.pop("no_auth"))
+    endpoint = given.pop("otlp_traces_endpoint")
+    spans = None if endpoint is None else Spans.to(endpoint)
     with as_usage():
         return ServerOptions(
             strict=given.pop("strict"),
             keys=keys,
             cors_origins=given.pop("cors_origin"),
+            spans=spans,
             max_queue=given.pop("max_queue"),
             queue_timeout_s=given.pop("queue_timeout"),
             request_timeout_s=given.pop("request_timeout"),

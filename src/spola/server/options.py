@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from spola.core.errors import ConfigError
 from spola.server.keys import KeyRing
+from spola.server.spans import Spans
 
 __all__ = ["ServerOptions"]
 
@@ -17,12 +18,13 @@ class ServerOptions:
     ``strict``: unknown fields of a request are refused. ``max_queue``: choices that may wait beside those
     that run; more get 429. ``queue_timeout_s``: how long one may wait for its turn, ``request_timeout_s``:
     until its end; then 503. ``drain_s``: how long running answers may go on after a signal.
-    ``cors_origins``: web pages of these may call; ``*`` is every one.
+    ``cors_origins``: web pages of these may call; ``*`` is every one. ``spans``: where requests are traced.
     """
 
     strict: bool = False
     keys: KeyRing = field(default_factory=KeyRing)
     cors_origins: tuple[str, ...] = ()
+    spans: Spans | None = None
     max_queue: int = 512
     queue_timeout_s: float | None = None
     request_timeout_s: float | None = None

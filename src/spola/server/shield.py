@@ -74,7 +74,7 @@ class Shield:
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, named)
         finally:
-            self._note(scope, request_id, visit, status, time.monotonic() - started)
+            self._note(scope, request_id, visit, status or 499, time.monotonic() - started)
 
     def _account(self, headers: Headers, path: str) -> Account:
         """Whose request it is. Raises ApiError 401."""
@@ -103,20 +103,19 @@ class Shield:
     def _note(self, scope: Scope, request_id: str, visit: Visit | None, status: int, seconds: float) -> None:
         path, method = scope["path"], scope["method"]
         account = self._accounts.of(ANONYMOUS) if visit is None else visit.account
-        self._count(account, path, method, status)
+        route = path if path in self._routes else "other"
+        at = (route, method if method in ("GET", "POST", "OPTIONS") else "other", status)
+        account.http[at] = account.http.get(at, 0) + 1
         if path in QUIET and status < 500:
             return
+        if self._options.spans is not None:
+            self._options.spans.note(visit, Headers(scope=scope), at, request_id, seconds)
         fields = {} if visit is None else visit.fields()
         fields |= {"duration_ms": round(seconds * 1000, 1), "request_id": request_id}
         shown = path if len(path) < 200 else path[:200] + "..."
-        request = {"method": method, "path": shown, "status": status or 499}
+        request = {"method": method, "path": shown, "status": status}
         shown = shown if shown.isprintable() else ascii(shown)
-        logger.info("%s %s %d", method, shown, status or 499, extra={"fields": fields, "request": request})
-
-    def _count(self, account: Account, path: str, method: str, status: int) -> None:
-        route = path if path in self._routes else "other"
-        at = (route, method if method in ("GET", "POST", "OPTIONS") else "other", status or 499)
-        account.http[at] = account.http.get(at, 0) + 1
+        logger.info("%s %s %d", method, shown, status, extra={"fields": fields, "request": request})
 
 
 def _secrets(headers: Headers) -> list[str]:
