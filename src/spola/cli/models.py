@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
 
-from spola.cli.output import emit_json, json_option, printable
-from spola.runtime.machine import describe_bytes, probe
-from spola.runtime.shelf import PROMPT, Row, measure_rates, rows
+from spola.cli.output import emit_json, json_option, note, printable
+from spola.planner.shelf import CONTEXT, PROMPT, Row, look
+from spola.runtime.machine import describe_bytes
 
 __all__ = ["command"]
+
+_HEADS = ("", "params", "size", "memory", "fits", "tok/s", "TTFT", "context", "licence")
 
 
 @click.command("models", epilog="Example: spola models")
@@ -18,31 +21,60 @@ __all__ = ["command"]
 def command(as_json: bool) -> None:
     """List models on this disk, and short names that `spola pull` fetches, with what to expect of each here.
 
-    Speeds are bounds from this machine's memory bandwidth and arithmetic, measured once: decoding is at most
-    as fast, the first token of a prompt of 512 tokens comes at the earliest then. Nothing is downloaded.
+    Fit, decoding speed and the time to the first token of a prompt of 512 tokens are predicted as `spola
+    plan` does it, for one request of 4096 tokens (or the model's context), before anything is downloaded.
+    The machine is measured the first time, which takes seconds. Nothing is fetched.
     """
-    machine = probe()
-    found = list(rows(machine, measure_rates(machine)))
+    shelf = look()
     if as_json:
-        emit_json({"prompt_tokens": PROMPT, "models": [asdict(row) for row in found]})
+        facts = {"prompt_tokens": PROMPT, "context_tokens": CONTEXT, "machine": shelf.machine}
+        emit_json(facts | {"why_no_prediction": shelf.why, "models": [asdict(row) for row in shelf.rows]})
         return
-    for title, here in (("on this disk", True), ("to fetch with `spola pull NAME`", False)):
-        some = [row for row in found if row.on_disk is here]
+    for title, here in (("on this disk (run with -m NAME)", True), ("`spola pull NAME` gets", False)):
+        some = [row for row in shelf.rows if row.on_disk is here]
         if some:
             click.echo(f"{title}:")
-        for row in some:
-            click.echo("  " + printable(_line(row)))
+            for line in _table(some):
+                click.echo("  " + printable(line))
+    if shelf.machine:
+        note(
+            f"predicted for {shelf.machine}: one request, a prompt of {PROMPT} tokens; "
+            "org/name pulls any other repository of the hub"
+        )
+    else:
+        note(f"no prediction: {shelf.why}")
 
 
-def _line(row: Row) -> str:
-    head = f"{row.name:<44} {describe_bytes(row.size):>9}"
-    if row.problem:
-        return f"{head}  does not run: {row.problem}"
-    parts = ["fits" if row.fits else "does not fit in memory"]
-    if row.decode_tok_s is not None:
-        parts.append(f"up to {row.decode_tok_s:.1f} tok/s")
-    if row.ttft_s is not None:
-        parts.append(f"{PROMPT}-token prompt from {row.ttft_s:.1f} s")
-    if row.licence:
-        parts.append(row.licence)
-    return f"{head}  {', '.join(parts)}"
+def _table(rows: Sequence[Row]) -> list[str]:
+    lines = [_HEADS, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADS))]
+    out = []
+    for row, line in zip((None, *rows), lines, strict=True):
+        cells = [line[0].ljust(widths[0])] + [
+            c.rjust(w) for c, w in zip(line[1:-1], widths[1:-1], strict=True)
+        ]
+        if row is not None and row.problem:
+            out.append(f"{cells[0]}  {cells[2]}  does not run: {row.problem}")
+        else:
+            out.append("  ".join([*cells, line[-1]]).rstrip())
+    return out
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    speed = "" if row.decode_tok_s is None else f"{row.decode_tok_s:.3g}"
+    first = "" if row.ttft_s is None else f"{row.ttft_s:.2g} s" if row.ttft_s < 10 else f"{row.ttft_s:.0f} s"
+    return (
+        row.name,
+        "" if row.parameters is None else _count(row.parameters),
+        describe_bytes(row.size),
+        "" if row.memory is None else describe_bytes(row.memory),
+        {None: "", True: "yes", False: "no"}[row.fits],
+        speed,
+        first,
+        "" if row.context is None else f"{row.context}",
+        row.licence,
+    )
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.0f} M"

@@ -1,53 +1,49 @@
-"""The Hugging Face hub: which file of a repository is meant, and bringing it here, checked.
+"""The Hugging Face hub: which file of a repository is meant, and bringing it into the hub's own cache.
 
-Downloads go through ``huggingface_hub`` into its own cache: interrupted ones are resumed, its settings for
-endpoint, token, mirror and offline work are obeyed. Every file whose SHA-256 the hub states is hashed after
-the download. Opens no model.
+Asking, tokens, endpoints and offline work are ``huggingface_hub``'s, by its own environment variables. The
+bytes come by ``load.transfer``: the library's downloads start anew in each process, ours go on. Files lie as
+the library lays them out (``blobs``, ``snapshots/COMMIT``, ``refs``), so that every other program finds them.
+Opens no model.
 """
 
 from __future__ import annotations
 
-import hashlib
+import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
 from spola.core.errors import ConfigError
+from spola.load.cache import write_atomically
+from spola.load.hub_cache import hub_cache
+from spola.load.hub_errors import in_one_line
 from spola.load.pick import first_shards, pick, shards_of
+from spola.load.transfer import Remote, check, fetch, partial_bytes
 
-__all__ = ["HubFile", "Plan", "download", "look_up"]
+__all__ = ["Plan", "download", "is_offline", "look_up"]
 
 _FOLDER_FILES = re.compile(
     r"[^/]+\.safetensors|model\.safetensors\.index\.json|(?:generation_)?config\.json|tokenizer(?:_config)?\.json"
     r"|tokenizer\.model|tekken\.json|chat_template\.(?:json|jinja)|special_tokens_map\.json|vocab\.json|merges\.txt"
 )
-_CHUNK = 1 << 20
-_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "requests", "urllib3")
+# Second copies of the weights that some repositories keep beside the first.
+_OTHER_WEIGHTS = re.compile(r"consolidated.*\.safetensors|.*adapter_model\.safetensors")
+_HEX = re.compile(r"[0-9a-f]{40,64}")
 
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    """A file of a repository. ``sha256`` is None for small files, which the hub does not hash so."""
-
-    name: str
-    size: int
-    sha256: str | None
+# (file, "fetching" or "checking", bytes done)
+Progress = Callable[[Remote, str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to download: ``files`` of ``repository`` at ``commit``. ``note`` says which were chosen
-    and why.
-    """
+    """What to download: ``files`` of ``repository`` at ``commit``; ``note``: which were chosen and why."""
 
     repository: str
     commit: str
-    files: tuple[HubFile, ...]
+    files: tuple[Remote, ...]
     note: str
     is_folder: bool
 
@@ -55,123 +51,126 @@ class Plan:
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
-
-def look_up(repository: str, tag: str | None) -> Plan:
-    """Ask the hub for the files of ``repository`` and choose: GGUF of type ``tag``, else the folder.
-
-    Raises ConfigError in one line: no such repository, no access, no network, offline, or no file that fits.
-    """
-    hub = _hub()
-    with _errors(repository):
-        info = hub.HfApi().model_info(repository, files_metadata=True)
-    files = {row.rfilename: _file(row) for row in info.siblings or ()}
-    ggufs = first_shards(files)
-    commit = str(info.sha)
-    if ggufs:
-        chosen = pick(repository, ggufs, tag)
-        parts = [files[name] for name in shards_of(chosen, files)]
-        return Plan(repository, commit, tuple(parts), f"{repository}: {chosen}", False)
-    if tag is not None:
-        raise ConfigError(f"{repository}:{tag}: the repository holds no .gguf file; leave :{tag} out")
-    parts = [file for name, file in sorted(files.items()) if _FOLDER_FILES.fullmatch(name)]
-    names = {file.name for file in parts}
-    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
-        raise ConfigError(f"{repository}: the repository holds no .gguf file and no safetensors model")
-    return Plan(
-        repository, commit, tuple(parts), f"{repository}: {len(parts)} files of a safetensors folder", True
-    )
-
-
-def download(plan: Plan, say: Say = lambda line: None) -> Path:
-    """Bring the files of ``plan`` into the hub's cache; gives the GGUF file, or the folder.
-
-    Raises ConfigError in one line when the network, the disk or a file's hash fails; what has been loaded so
-    far stays for the next attempt.
-    """
-    hub = _hub()
-    paths = []
-    for file in plan.files:
-        with _errors(plan.repository):
-            path = Path(hub.hf_hub_download(plan.repository, file.name, revision=plan.commit))
-        _check(plan.repository, file, path)
-        checked = "SHA-256 checked" if file.sha256 else "size checked"
-        say(f"{file.name}: {file.size / 1e6:.1f} MB, {checked}")
-        paths.append(path)
-    return paths[0].parent if plan.is_folder else paths[0]
-
-
-def _check(repository: str, file: HubFile, path: Path) -> None:
-    if file.size and path.stat().st_size != file.size:
-        _discard(path)
-        raise ConfigError(f"{repository}: {file.name} has another size than the hub states; pull it again")
-    if file.sha256 is None:
-        return
-    state = hashlib.sha256()
-    with path.open("rb") as source:
-        while chunk := source.read(_CHUNK):
-            state.update(chunk)
-    if state.hexdigest() != file.sha256:
-        _discard(path)
-        raise ConfigError(
-            f"{repository}: {file.name} has not the SHA-256 that the hub states and was removed; pull again"
+    @property
+    def here(self) -> int:
+        """Bytes of it that are on this disk already, whole files and parts."""
+        return sum(
+            file.size if target.exists() else min(file.size, partial_bytes(target))
+            for file in self.files
+            for target in (_blob(self, file),)
         )
 
 
-def _discard(path: Path) -> None:
-    """Remove a damaged file: the link in the snapshot and what it points to."""
-    target = path.resolve()
-    path.unlink(missing_ok=True)
-    target.unlink(missing_ok=True)
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) forbids asking the hub."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
-def _file(row: Any) -> HubFile:
-    lfs = getattr(row, "lfs", None)
-    sha = (lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)) if lfs else None
-    return HubFile(str(row.rfilename), int(row.size or 0), sha)
+def look_up(repository: str, tag: str | None, file: str | None = None) -> Plan:
+    """Ask the hub for the files of ``repository``; choose: ``file``, a GGUF of type ``tag``, or the folder.
+
+    Raises ConfigError in one line: no such repository, no access, no network, offline, or no file that fits.
+    """
+    from huggingface_hub import HfApi  # a quarter of a second to import; only where something is fetched
+
+    with in_one_line(repository):
+        info = HfApi().model_info(repository, files_metadata=True)
+    commit = str(info.sha)
+    if not _HEX.fullmatch(commit):
+        raise ConfigError(f"{repository}: the hub names no commit of it; try again later")
+    files = {row.rfilename: _remote(row) for row in info.siblings or () if _is_safe(row.rfilename)}
+    ggufs = first_shards(files)
+    if file in files:
+        ggufs = [file]
+    if ggufs:
+        chosen, why = pick(repository, ggufs, tag if file not in files else None)
+        parts = [files[name] for name in shards_of(chosen, files)]
+        return Plan(repository, commit, tuple(parts), f"{repository}: {chosen} ({why})", False)
+    if tag is not None:
+        raise ConfigError(f"{repository}:{tag}: the repository holds no .gguf file; leave :{tag} out")
+    parts = [file for name, file in sorted(files.items()) if _FOLDER_FILES.fullmatch(name)]
+    parts = [file for file in parts if not _OTHER_WEIGHTS.fullmatch(file.name)]
+    names = {file.name for file in parts}
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        raise ConfigError(f"{repository}: the repository holds no .gguf file and no safetensors model")
+    note = f"{repository}: no GGUF file, so the folder of {len(parts)} files"
+    return Plan(repository, commit, tuple(parts), note, True)
 
 
-def _hub() -> Any:
-    import huggingface_hub  # a quarter of a second to import; only where something is fetched
+def download(plan: Plan, progress: Progress = lambda file, doing, done: None) -> Path:
+    """Bring the files of ``plan`` into the hub's cache, and check them; gives the GGUF file, or the folder.
 
-    return huggingface_hub
+    What is there already is checked and not fetched. Raises ConfigError in one line when the network, the
+    disk or a file's hash fails; what has come so far stays for the next attempt.
+    """
+    from huggingface_hub import constants, utils
+
+    library: Any = utils
+    snapshot = _repository(plan) / "snapshots" / plan.commit
+    for file in plan.files:
+        blob = _blob(plan, file)
+
+        def watch(doing: str, done: int, file: Remote = file) -> None:
+            progress(file, doing, done)
+
+        with in_one_line(plan.repository):
+            if blob.is_file():
+                _check_blob(file, blob, watch)
+            else:
+                url = f"{constants.ENDPOINT}/{plan.repository}/resolve/{plan.commit}/{quote(file.name)}"
+                fetch(library.get_session(), url, library.build_hf_headers(), file, blob, watch)
+    with in_one_line(plan.repository):  # names only now: a part of a model is none
+        for file in plan.files:
+            _link(_blob(plan, file), snapshot / file.name)
+        write_atomically(_repository(plan) / "refs" / "main", plan.commit.encode())
+    return snapshot if plan.is_folder else snapshot / plan.files[0].name
 
 
-@contextmanager
-def _errors(repository: str) -> Iterator[None]:
-    """The library's errors, which are many and long, as one line that says what to do."""
-    from huggingface_hub import errors
-
+def _check_blob(file: Remote, blob: Path, watch: Callable[[str, int], None]) -> None:
     try:
-        yield
-    except errors.OfflineModeIsEnabled:
-        raise ConfigError(
-            f"{repository}: is not on this disk, and HF_HUB_OFFLINE is set; unset it to download"
-        ) from None
-    except errors.GatedRepoError:
-        raise ConfigError(
-            f"{repository}: its terms must be accepted on the hub first; then log in with `hf auth login`"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise ConfigError(
-            f"{repository}: the hub has no such model, or it is private: check the name, or `hf auth login`"
-        ) from None
-    except (errors.EntryNotFoundError, errors.RevisionNotFoundError):
-        raise ConfigError(f"{repository}: a file is gone from the hub; try again") from None
-    except errors.HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", "?")
-        raise ConfigError(f"{repository}: the hub answered with HTTP {status}; try again later") from None
-    except OSError as error:
-        if getattr(error, "errno", None) == 28:
-            raise ConfigError(f"{repository}: the disk is full; what is there so far is kept") from None
-        raise _no_network(repository, error) from None
-    except Exception as error:  # of whichever HTTP library it uses
-        if type(error).__module__.split(".")[0] in _HTTP_LIBRARIES:
-            raise _no_network(repository, error) from None
+        check(file, blob, watch)
+    except ConfigError:
+        blob.unlink(missing_ok=True)
         raise
 
 
-def _no_network(repository: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"{repository}: the hub cannot be reached ({type(error).__name__}); check the network, "
-        "or pass a file with -m"
-    )
+def _link(blob: Path, name: Path) -> None:
+    """``name`` in the snapshot is a relative link to the blob; a file where there are no links."""
+    if name.exists() and name.samefile(blob):
+        return
+    name.parent.mkdir(parents=True, exist_ok=True)
+    name.unlink(missing_ok=True)
+    try:
+        name.symlink_to(os.path.relpath(blob, name.parent))
+    except OSError:
+        os.replace(blob, name)
+
+
+def _repository(plan: Plan) -> Path:
+    return hub_cache() / f"models--{plan.repository.replace('/', '--')}"
+
+
+def _blob(plan: Plan, file: Remote) -> Path:
+    """Where the library keeps the content: by its SHA-256, a small file by its git hash."""
+    return _repository(plan) / "blobs" / str(file.sha256 or file.git_sha1)
+
+
+def _is_safe(name: str) -> bool:
+    """A relative path that stays below the folder it is put into."""
+    parts = PurePosixPath(name).parts
+    plain = bool(parts) and name.isprintable() and "\\" not in name and not name.startswith("/")
+    return plain and not any(part in ("..", ".") for part in parts)
+
+
+def _remote(row: Any) -> Remote:
+    lfs = getattr(row, "lfs", None)
+    sha = (lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)) if lfs else None
+    blob = str(getattr(row, "blob_id", None) or "")
+    for value in (sha, blob):
+        if value and not _HEX.fullmatch(str(value)):
+            raise ConfigError(f"{row.rfilename}: the hub states a hash that is none; try again later")
+    if not sha and not blob:
+        raise ConfigError(f"{row.rfilename}: the hub states no hash of it, so it cannot be checked")
+    return Remote(str(row.rfilename), int(row.size or 0), sha, blob or None)

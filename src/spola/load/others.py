@@ -49,8 +49,9 @@ def ollama_models() -> Iterator[tuple[str, Path]]:
         root = store / "manifests"
         for manifest in sorted(root.glob("*/*/*/*")):
             host, namespace, model, tag = manifest.relative_to(root).parts
-            named = model if namespace == "library" else f"{namespace}/{model}"
-            if host != _REGISTRY or not manifest.is_file():
+            named = model if (host, namespace) == (_REGISTRY, "library") else f"{namespace}/{model}"
+            named = named if host == _REGISTRY else f"{host}/{named}"
+            if not manifest.is_file():
                 continue
             try:
                 yield f"{named}:{tag}", _blob(store, manifest, named)[0]
@@ -59,11 +60,12 @@ def ollama_models() -> Iterator[tuple[str, Path]]:
 
 
 def lmstudio_models() -> Iterator[tuple[str, Path]]:
-    """(publisher/model/file, path) of every GGUF model in LM Studio's folders."""
-    for root in _in_home(".lmstudio/models", ".cache/lm-studio/models"):
+    """(publisher/model:file, path) of every GGUF model in LM Studio's folders."""
+    for root in _studios():
         names = [path.relative_to(root).as_posix() for path in root.glob("*/*/*.gguf")]
         for name in first_shards(names):
-            yield name.removesuffix(".gguf"), root / name
+            model, _, file = name.rpartition("/")
+            yield f"{model}:{file.removesuffix('.gguf')}", root / name
 
 
 def _stores() -> list[Path]:
@@ -71,6 +73,16 @@ def _stores() -> list[Path]:
     if named:
         return [Path(named).expanduser()]
     return [*_in_home(".ollama/models"), Path("/usr/share/ollama/.ollama/models")]
+
+
+def _studios() -> list[Path]:
+    """Where LM Studio keeps models: below the folder that its pointer file names, or a default one."""
+    pointer = _in_home(".lmstudio-home-pointer")
+    try:
+        homes = [Path(text) / "models" for path in pointer if (text := path.read_text("utf-8").strip())]
+    except (OSError, ValueError):
+        homes = []
+    return list(dict.fromkeys([*homes, *_in_home(".lmstudio/models", ".cache/lm-studio/models")]))
 
 
 def _in_home(*places: str) -> list[Path]:

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Literal
 
 from spola.core.errors import ConfigError
-from spola.core.paths import cache_root
 from spola.load.cache import cache_folder
-from spola.load.names import BY_NAME
+from spola.load.hub_cache import files_of, is_folder, repositories, snapshots
+from spola.load.names import known, known_models
 from spola.load.others import lmstudio_models, ollama_model, ollama_models
-from spola.load.pick import first_shards, pick
+from spola.load.pick import pick
+from spola.load.transfer import describe_size
 
 __all__ = [
     "EMBEDDED_FILE",
     "EMBEDDED_NAME",
     "ModelPath",
     "embedded_model",
-    "hub_cache",
     "hub_file",
     "hub_name",
     "models_found",
@@ -79,16 +79,17 @@ def resolve_model(name: str | None) -> ModelPath:
     except (OSError, RuntimeError) as error:  # a name too long for the system; a user who does not exist
         why = (error.strerror if isinstance(error, OSError) else str(error)) or "cannot be looked up"
         raise ConfigError(f"MODEL {name[:80]!r}: {why}") from None
-    known = BY_NAME.get(name)
-    if known is not None:
-        org, _, repository = known.repository.partition("/")
-        return _from_hub_cache(org, repository, known.tag, name)
-    match = _HUB_NAME.fullmatch(name)
-    if match and not name.endswith(".gguf"):
-        return _from_hub_cache(match[1], match[2], match[3], name)
+    row = known(name)
+    if row is not None:
+        return _from_disk(row.repository, row.stem, name, row.bytes)
+    named = hub_name(name)
+    if named and not name.endswith(".gguf"):
+        return _from_disk(*named, name)
     if os.sep in name or name.endswith(".gguf"):
         raise ConfigError(f"{name}: no such file")
-    near = difflib.get_close_matches(name, [EMBEDDED_NAME, *BY_NAME], n=1, cutoff=0.5)
+    near = difflib.get_close_matches(
+        name, [EMBEDDED_NAME, *(row.name for row in known_models())], n=1, cutoff=0.5
+    )
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError(f"{name}: no such file or folder, and no short name (`spola models` lists them){hint}")
 
@@ -108,20 +109,6 @@ def embedded_model() -> Path | None:
     return pulled if pulled.is_file() else None
 
 
-def hub_cache() -> Path:
-    """Where huggingface_hub keeps models, by its own environment variables."""
-    direct = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    home = os.environ.get("HF_HOME")
-    try:
-        if direct:
-            return Path(direct).expanduser()
-        return (Path(home).expanduser() if home else cache_root() / "huggingface") / "hub"
-    except RuntimeError:
-        raise ConfigError(
-            f"{'HF_HUB_CACHE' if direct else 'HF_HOME'} {direct or home!r} names no home folder"
-        ) from None
-
-
 def models_found() -> list[ModelPath]:
     """Models on this disk that can be named without a path: the embedded one, the hub cache's, Ollama's and
     LM Studio's.
@@ -130,15 +117,9 @@ def models_found() -> list[ModelPath]:
     embedded = embedded_model()
     if embedded is not None:
         found.append(ModelPath(embedded, EMBEDDED_NAME))
-    for folder in sorted(hub_cache().glob("models--*--*")):
-        snapshot = _snapshot(folder)
-        if snapshot is None:
-            continue
-        name = folder.name.removeprefix("models--").replace("--", "/", 1)
-        files = _ggufs(snapshot)
-        found += [ModelPath(path, f"{name}:{path.stem}") for path in files]
-        if not files and (snapshot / "config.json").exists() and any(snapshot.glob("*.safetensors")):
-            found.append(ModelPath(snapshot, name, kind="hf"))
+    for name in repositories():
+        for path, kind in _of_hub(name):
+            found.append(ModelPath(path, name if kind == "hf" else f"{name}:{path.stem}", kind=kind))
     found += [ModelPath(path, f"ollama:{name}") for name, path in ollama_models()]
     found += [ModelPath(path, name) for name, path in lmstudio_models()]
     return found
@@ -159,55 +140,49 @@ def hub_name(text: str) -> tuple[str, str | None] | None:
     return None if match is None else (f"{match[1]}/{match[2]}", match[3])
 
 
-def hub_file(org: str, name: str, tag: str | None, shown: str) -> ModelPath | None:
-    """A repository in the hub's cache or in LM Studio's folder; None when it is in neither.
+def hub_file(repository: str, tag: str | None, shown: str) -> ModelPath | None:
+    """A repository in the hub's cache or in LM Studio's folder; None when what is meant is in neither.
 
-    Raises ConfigError when it is there, and no file of it is the one meant.
+    Raises ConfigError when several files of it are there, and it is not clear which one is meant.
     """
-    snapshot = _snapshot(hub_cache() / f"models--{org}--{name}")
-    if snapshot is None:
-        mine = {path.name: path for found, path in lmstudio_models() if found.startswith(f"{org}/{name}/")}
-        if not mine:
-            return None
-        chosen = pick(f"{org}/{name}", sorted(mine), tag)
-        return ModelPath(mine[chosen], shown, f"{shown}: using {chosen} of LM Studio")
-    files = {path.relative_to(snapshot).as_posix(): path for path in _ggufs(snapshot)}
-    if not files and tag is None and (snapshot / "config.json").exists():
-        return ModelPath(snapshot, shown, kind="hf")
-    if not files:
-        return None
-    try:
-        chosen = pick(f"{org}/{name}", sorted(files), tag)
-    except ConfigError:
-        if len(files) == 1 and tag is not None:
-            return None  # another one of its files was pulled
-        raise
-    note = f"{shown}: using {chosen}" if len(files) > 1 else ""
-    return ModelPath(files[chosen], shown, note)
+    here = _of_hub(repository)
+    files = {path.name: path for path, kind in reversed(here) if kind == "gguf"}
+    studio = {path.name: path for name, path in lmstudio_models() if name.startswith(f"{repository}:")}
+    folder = next((path for path, kind in here if kind == "hf"), None)
+    if folder is not None and tag is None and not files:
+        return ModelPath(folder, shown, kind="hf")
+    for found, place in ((files, ""), (studio, " of LM Studio")):
+        if not found:
+            continue
+        try:
+            chosen, why = pick(repository, sorted(found), tag)
+        except ConfigError:
+            if tag is None:
+                raise
+            continue  # other files of it are here
+        note = f"{shown}: using {chosen}{place} ({why})" if place or len(found) > 1 else ""
+        return ModelPath(found[chosen], shown, note)
+    return None
 
 
-def _from_hub_cache(org: str, name: str, tag: str | None, shown: str) -> ModelPath:
-    found = hub_file(org, name, tag, shown)
-    if found is None:
-        raise ConfigError(f"{shown}: is not on this disk; get it with `spola pull {shown}`")
+def _of_hub(repository: str) -> list[tuple[Path, Literal["gguf", "hf"]]]:
+    """GGUF models and folders of ``repository`` in the hub's cache, those of the current commit first."""
+    found: list[tuple[Path, Literal["gguf", "hf"]]] = []
+    seen = set()
+    for snapshot in snapshots(repository):
+        ggufs = [path for path in files_of(snapshot) if path.name not in seen]
+        seen |= {path.name for path in ggufs}
+        found += [(path, "gguf") for path in ggufs]
+        if is_folder(snapshot) and not any(kind == "hf" for _, kind in found):
+            found.append((snapshot, "hf"))
     return found
 
 
-def _snapshot(repository: Path) -> Path | None:
-    """The snapshot that ``refs/main`` names, as huggingface_hub lays a cache out; else the newest one."""
-    folders = repository / "snapshots"
-    try:
-        commit = (repository / "refs" / "main").read_text().strip()
-    except OSError:
-        commit = ""  # a download by commit leaves no reference
-    if commit:
-        folder = folders / commit
-        return folder if re.fullmatch(r"[0-9a-f]{4,64}", commit) and folder.is_dir() else None
-    there = [path for path in folders.glob("*") if path.is_dir()] if folders.is_dir() else []
-    return max(there, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def _ggufs(snapshot: Path) -> list[Path]:
-    """Models in a snapshot: first shards only, no vision projectors."""
-    names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf")]
-    return [snapshot / name for name in first_shards(names)]
+def _from_disk(repository: str, tag: str | None, shown: str, size: int | None = None) -> ModelPath:
+    found = hub_file(repository, tag, shown)
+    if found is None:
+        how = f"get it with `spola pull {shown}`" + ("" if size is None else f" ({describe_size(size)})")
+        others = ", ".join(path.name for path, _ in _of_hub(repository)[:8])
+        there = f"; of {repository} there are: {others}" if others else ""
+        raise ConfigError(f"{shown}: is not on this disk; {how}{there}")
+    return found

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from spola.core.runner import KvGroup
 from spola.planner.hardware import find_hardware
 from spola.planner.model import PlanModel
@@ -9,10 +12,10 @@ from spola.planner.overhead import measure_overhead
 from spola.planner.plan import Host
 from spola.planner.speed import Speed
 from spola.runtime.fit import USABLE
-from spola.runtime.limits import known_limits
+from spola.runtime.limits import KernelRates, Limits, known_limits
 from spola.runtime.machine import Machine, probe
 
-__all__ = ["table_host", "this_host"]
+__all__ = ["Here", "measure_here", "table_host", "this_host"]
 
 
 def table_host(name: str, memory: int | None = None) -> Host:
@@ -21,6 +24,62 @@ def table_host(name: str, memory: int | None = None) -> Host:
     held = row.memory if memory is None else memory
     usable = None if held is None else int(held * USABLE)
     return Host(row.name, usable, f"{USABLE:.0%} of the memory of {row.name}", hardware=row)
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What was measured of this machine with ``threads`` threads, for the weight types asked for."""
+
+    machine: Machine
+    threads: int
+    limits: Limits
+    rates: KernelRates
+    overhead_s: float
+    request_s: float
+
+    def host(
+        self,
+        model: PlanModel,
+        groups: tuple[KvGroup, ...],
+        *,
+        precise: bool = False,
+        memory: int | None = None,
+    ) -> Host:
+        """This machine as the host of ``model``. ``memory`` bytes replace what this process may use."""
+        machine, limits = self.machine, self.limits
+        free = min(machine.memory_limit, machine.memory_available)
+        speed = Speed(
+            model.spec,
+            model.dtypes,
+            groups,
+            limits,
+            self.rates,
+            self.threads,
+            self.overhead_s,
+            self.request_s,
+            precise,
+        )
+        return Host(
+            name=f"{machine.cpu_model}, {self.threads} threads, {limits.isa}",
+            memory=int((free if memory is None else memory) * USABLE),
+            memory_reason=_reason(machine) if memory is None else f"{USABLE:.0%} of what --memory says",
+            threads=self.threads,
+            machine=machine,
+            limits=limits,
+            speed=speed,
+        )
+
+
+def measure_here(
+    types: Iterable[str], *, threads: int | None = None, precise: bool = False, fresh: bool = False
+) -> Here:
+    """This machine, for weights in ``types``. Its figures are kept between calls; ``fresh`` measures anew,
+    which takes seconds. Raises ConfigError without the native backend, CapacityError without memory for it.
+    """
+    machine = probe()
+    count = threads or machine.threads
+    limits, rates = known_limits(machine, count, sorted(set(types)), precise=precise, fresh=fresh)
+    return Here(machine, count, limits, rates, *measure_overhead())
 
 
 def this_host(
@@ -32,26 +91,9 @@ def this_host(
     fresh: bool = False,
     memory: int | None = None,
 ) -> Host:
-    """This machine. Its figures are kept between calls; ``fresh`` measures them anew, which takes seconds.
-
-    ``memory`` bytes replace what this process may use. Raises ConfigError without the native backend.
-    """
-    machine = probe()
-    count = threads or machine.threads
-    types = sorted(set(model.dtypes.values()))
-    limits, rates = known_limits(machine, count, types, precise=precise, fresh=fresh)
-    overhead, each = measure_overhead()
-    speed = Speed(model.spec, model.dtypes, groups, limits, rates, count, overhead, each, precise)
-    free = min(machine.memory_limit, machine.memory_available)
-    return Host(
-        name=f"{machine.cpu_model}, {count} threads, {limits.isa}",
-        memory=int((free if memory is None else memory) * USABLE),
-        memory_reason=_reason(machine) if memory is None else f"{USABLE:.0%} of what --memory says",
-        threads=count,
-        machine=machine,
-        limits=limits,
-        speed=speed,
-    )
+    """This machine as ``measure_here`` finds it. Raises as that does."""
+    here = measure_here(model.dtypes.values(), threads=threads, precise=precise, fresh=fresh)
+    return here.host(model, groups, precise=precise, memory=memory)
 
 
 def _reason(machine: Machine) -> str:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from spola.core.dtype import BY_NAME, DType
-from spola.core.errors import ConfigError, ModelError, SpolaError
+from spola.core.errors import ConfigError, ModelError
 from spola.formats.gguf import open_gguf
 from spola.formats.json_file import read_json
 from spola.formats.safetensors_folder import open_folder
+from spola.load.hub_errors import in_one_line
+from spola.load.names import Known, known
 from spola.load.resolve import EMBEDDED_NAME, ModelPath, resolve_model
 from spola.load.weights import source_dtypes
 from spola.spec.decoder import DecoderSpec
@@ -24,7 +26,7 @@ from spola.spec.from_gguf import from_gguf, gguf_sources
 from spola.spec.from_hf import from_hf, spec_of_config
 from spola.spec.manifest import TensorInfo, manifest
 
-__all__ = ["PlanModel", "open_plan_model", "with_weights"]
+__all__ = ["PlanModel", "model_at", "model_of_table", "open_plan_model", "with_weights"]
 
 _TORCH = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _ALIASES = {"FP32": "F32", "FP16": "F16"}
@@ -79,9 +81,22 @@ def _open(name: str | None) -> PlanModel:
     try:
         where = resolve_model(name)
     except ConfigError:
+        row = None if name is None else known(name)
+        if row is not None:
+            return model_of_table(row)
         if name is None or not _HUB.fullmatch(name):
             raise
         return _from_hub(name)
+    return model_at(where)
+
+
+def model_of_table(row: Known) -> PlanModel:
+    """A model that is not here, by the figures of the table of short names."""
+    return PlanModel(row.name, row.spec(), row.dtypes(), f"the table of short names ({row.full_name})")
+
+
+def model_at(where: ModelPath) -> PlanModel:
+    """The model at ``where``, by its header or configuration. Raises ModelError in one line."""
     if where.kind == "hf":
         return _from_folder(where)
     with open_gguf(where.path) as file:
@@ -118,16 +133,20 @@ def _from_config(config: Mapping[str, Any], name: str, origin: str) -> PlanModel
 
 def _from_hub(name: str) -> PlanModel:
     """The configuration alone is fetched: a few kilobytes."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import errors, hf_hub_download
 
-    try:
-        path = Path(hf_hub_download(name, "config.json"))
-        return _from_config(read_json(path), name, f"config.json of {name} on the hub")
-    except SpolaError:
-        raise
-    except Exception as error:  # a dozen kinds, of the library and of the network below it
-        why = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"{name}: no such file, and the hub gives no config.json: {why[0][:200]}") from None
+    with in_one_line(name):
+        try:
+            path = Path(hf_hub_download(name, "config.json"))
+        except errors.LocalEntryNotFoundError:  # what the library makes of any failure to reach the hub
+            raise ConfigError(
+                f"{name}: is not on this disk, and the hub cannot be reached for its config.json"
+            ) from None
+        except errors.EntryNotFoundError:
+            raise ConfigError(
+                f"{name}: the repository has no config.json; pull a file of it to plan with"
+            ) from None
+    return _from_config(read_json(path), name, f"config.json of {name} on the hub")
 
 
 def _size(info: TensorInfo) -> int:
