@@ -48,6 +48,7 @@ FAMILIES = (
     "glm4",
     "smollm3",
     "granite",
+    "internlm2",
 )
 KINDS = ("reference", "reference-quantized", "native")
 

@@ -44,6 +44,11 @@ MODULES = [
     "dense_h_to_4h",
     "dense_4h_to_h",
     "self_attn.dense",
+    "attention.wqkv",
+    "attention.wo",
+    "feed_forward.w1",
+    "feed_forward.w2",
+    "feed_forward.w3",
     "fc1",
     "fc2",
 ]

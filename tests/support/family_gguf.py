@@ -25,7 +25,7 @@ __all__ = ["ARCHS", "gguf_metadata", "write_case_gguf"]
 
 # Model type -> architecture.
 ARCHS = {entry.model_type: entry.arch for entry in CATALOG}
-_PERMUTED = ("llama", "granite", "smollm3")
+_PERMUTED = ("llama", "granite", "smollm3", "internlm2")
 _LAYER_NORM = ("gpt2", "gptneox", "starcoder2", "falcon", "stablelm", "phi2", "command-r", "cohere2")
 
 
@@ -165,6 +165,7 @@ def _tensors(case: Case) -> dict[str, np.ndarray]:
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper().replace("-", "_")], layers)
     out: dict[str, np.ndarray] = {}
     weights = _oss_experts(case.weights) if arch == "gpt-oss" else _stacked(case.weights)
+    weights = _taken_apart(weights, c) if arch == "internlm2" else weights
     for name, values in weights.items():
         new = table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
@@ -201,6 +202,21 @@ def _in_blocks(values: np.ndarray, heads: int, kv: int) -> np.ndarray:
     grouped = values.reshape(kv, per + 2, -1, *values.shape[1:])
     parts = grouped[:, :per], grouped[:, per], grouped[:, per + 1]
     return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
+def _taken_apart(weights: Mapping[str, np.ndarray], c: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """InternLM2's wqkv as three matrices, as its GGUF files have them."""
+    heads, kv = c["num_attention_heads"], c["num_key_value_heads"]
+    dim = c["hidden_size"] // heads
+    out: dict[str, np.ndarray] = {}
+    for name, values in weights.items():
+        if ".wqkv." not in name:
+            out[name] = values
+            continue
+        layer, kind = name.split("attention.wqkv.")
+        parts = np.split(_in_blocks(values, heads, kv), [heads * dim, (heads + kv) * dim])
+        out |= {f"{layer}self_attn.{w}_proj.{kind}": part for w, part in zip("qkv", parts, strict=True)}
+    return out
 
 
 def _oss_experts(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

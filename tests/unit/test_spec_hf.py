@@ -52,8 +52,8 @@ def rope(case: str, **changes: Any) -> Rope:
         ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, which is not"),
         (
             "llama",
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "rope type 'dynamic' is not supported",
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "original_max_position_embeddings": 128},
+            "dynamic rope scaling from original_max_position_embeddings on is not supported",
         ),
         ("llama", {"rope_scaling": {"type": "linear"}}, "rope_parameters.factor must be a number, not None"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}, "mrope_section"),

@@ -21,10 +21,10 @@ class Entry:
     folders: bool = True
 
 
+_DYNAMIC = "no positions past `max_position_embeddings`, where dynamic rope scaling would begin"
+
 CATALOG = (
-    Entry(
-        "Llama 1 to 3.x, SmolLM, SmolLM2 and others of that shape", "llama", "llama", "dynamic rope scaling"
-    ),
+    Entry("Llama 1 to 3.x, SmolLM, SmolLM2 and others of that shape", "llama", "llama", _DYNAMIC),
     Entry("Mistral, Mistral Nemo", "mistral", "llama"),
     Entry("Mixtral", "mixtral", "llama"),
     Entry("Qwen 2, Qwen 2.5", "qwen2", "qwen2", "GGUF files say nothing of windows"),
@@ -45,6 +45,7 @@ CATALOG = (
     Entry("OLMo 2", "olmo2", "olmo2"),
     Entry("OLMo 3", "olmo3", "olmo2"),
     Entry("OLMoE", "olmoe", "olmoe", "clip_qkv"),
+    Entry("InternLM2, InternLM2.5", "internlm2", "internlm2", _DYNAMIC),
     Entry("GPT-2", "gpt2", "gpt2", "in GGUF no scaling by layer"),
     Entry("GPT-NeoX, Pythia", "gpt_neox", "gptneox", "in GGUF the activation is the exact gelu"),
     Entry("StarCoder 2", "starcoder2", "starcoder2"),

@@ -104,6 +104,7 @@ ROWS: dict[str, GgufRow] = {
     "smollm3": GgufRow(families.LLAMA, "interleaved", no_rope_every=4),
     "olmo2": GgufRow(families.OLMO2, window_every=4, window_unscaled=True),
     "olmoe": GgufRow(families.OLMOE, normalised_experts=False),
+    "internlm2": GgufRow(families.LLAMA, "interleaved"),
     "gpt2": GgufRow(families.GPT2, rope=False, learned_positions=True),
     "gptneox": GgufRow(families.NEOX, placing="neox"),
     "starcoder2": GgufRow(families.STARCODER2),

@@ -16,6 +16,7 @@ __all__ = [
     "GLM",
     "GLM4",
     "GPT2",
+    "INTERNLM2",
     "LLAMA",
     "MIXTRAL",
     "NEOX",
@@ -161,4 +162,19 @@ FALCON = HfNames(
         "mlp.down": ("mlp.dense_4h_to_h",),
     },
     merged=(Merged(_QKV, "self_attention.query_key_value", "groups"),),
+)
+INTERNLM2 = HfNames(
+    model={"embedding": ("model.tok_embeddings",), "head": ("output",)},
+    parts={
+        "pre_attention_norm": ("attention_norm",),
+        "attention.q": ("attention.wq",),
+        "attention.k": ("attention.wk",),
+        "attention.v": ("attention.wv",),
+        "attention.o": ("attention.wo",),
+        "pre_mlp_norm": ("ffn_norm",),
+        "mlp.gate": ("feed_forward.w1",),
+        "mlp.up": ("feed_forward.w3",),
+        "mlp.down": ("feed_forward.w2",),
+    },
+    merged=(Merged(_QKV, "attention.wqkv", "groups"),),
 )

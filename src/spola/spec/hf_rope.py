@@ -1,7 +1,8 @@
 """The rope of a Hugging Face ``config.json``, in the old spelling (``rope_scaling``) and the new one.
 
-Follows the rules of the ``transformers`` library, whose kinds are: default, linear, llama3, yarn, longrope.
-Kinds whose frequencies change while a text grows (dynamic) are refused by name.
+Follows the rules of the ``transformers`` library, whose kinds are: default, linear, llama3, yarn, longrope,
+dynamic. The last changes frequencies only of texts longer than ``max_position_embeddings``, which are never
+served, so it is the same as default here.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ _KNOWN = {
         "long_factor",
         "original_max_position_embeddings",
     ),
+    "dynamic": ("factor",),  # without effect up to the context, which is the most that is served
     "default": ("factor", "original_max_position_embeddings"),  # without effect there
 }
 _ALWAYS = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "finetuned", "max_position_embeddings")
@@ -124,6 +126,13 @@ def _scaling(config: HfConfig, kind: str, values: Mapping[str, Any], context: in
             return _yarn(values, read, original, context)
         case "longrope":
             return _longrope(values, original, context)
+        case "dynamic":
+            read("factor", 1.0, 1e6)
+            if original < context:
+                raise ModelError(
+                    "config.json: dynamic rope scaling from original_max_position_embeddings on is not "
+                    "supported; it is where that equals max_position_embeddings"
+                )
     return NoScaling()
 
 

@@ -240,6 +240,13 @@ ROWS: dict[str, HfRow] = {
         out_bias="attention_bias",
         moe="olmoe",
     ),
+    "internlm2": HfRow(
+        families.LLAMA,
+        hf_names.INTERNLM2,
+        defaults=_RMS6 | {"max_position_embeddings": 2048, "bias": True},
+        qkv_bias="bias",
+        out_bias="bias",
+    ),
     "gpt2": HfRow(
         families.GPT2,
         hf_names.GPT2,
