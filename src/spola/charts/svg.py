@@ -135,7 +135,7 @@ class Page:
         rows = max((seat for seat, *_ in pieces), default=1)
         left, wide, tall = 10, self.width - 30, self.height - 80
         parts = [_text(10, 20, title, bold=True), _text(10, 36, f"one row a seat, 0 to {end:.3g} s")]
-        high = tall / rows
+        high = min(tall / rows, 24.0)
         for seat, start, length, kind in pieces:
             fill = PREFILL if kind == "prefill" else DECODE
             x, y = left + wide * start / end, 46 + (seat - 1) * high
