@@ -25,7 +25,7 @@ __all__ = ["COMMANDS", "main"]
 # name -> (module, one line for the overview)
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("spola.cli.run", "Answer one prompt, streamed; or chat on a terminal."),
-    "serve": ("spola.cli.serve", "Serve the OpenAI HTTP API."),
+    "serve": ("spola.cli.serve", "Serve models over HTTP, to clients of OpenAI and Anthropic."),
     "batch": ("spola.cli.batch", "Answer a file of requests; resumes after a crash."),
     "tokenize": ("spola.cli.tokenize", "Show the token ids of a text."),
     "inspect": ("spola.cli.inspect", "Show what is inside a model file."),
@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("spola.cli.eval", "Measure perplexity, and agreement with another model."),
     "plan": ("spola.cli.plan", "Say what a model needs and how fast it can be, without loading it."),
     "profile": ("spola.cli.profile", "Show where the time of a model goes, by operation."),
-    "bench": ("spola.cli.bench", "Measure the speed of a model, or of the kernels."),
+    "bench": ("spola.cli.bench", "Measure and compare speeds: of a model, a server, the kernels."),
     "models": ("spola.cli.models", "List models on this disk and ones to fetch."),
     "pull": ("spola.cli.pull", "Fetch a model."),
     "top": ("spola.cli.top", "Watch a server's engine in the terminal."),

@@ -112,7 +112,8 @@ model_option: _Decorator = click.option(
     "-m",
     "--model",
     metavar="MODEL",
-    help="GGUF file, Hugging Face folder, org/name[:TYPE] in the hub's cache, or smollm2 (default).",
+    help="GGUF file, Hugging Face folder, a name from `spola models`, org/name[:TYPE] or ollama:NAME; "
+    "default: smollm2.",
 )
 
 trace_option: _Decorator = click.option(

@@ -1,4 +1,4 @@
-"""``spola serve``: the OpenAI HTTP API on a port."""
+"""``spola serve``: models behind the HTTP APIs of OpenAI and Anthropic, on a port."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ def _server_options(command: Any) -> Any:
     "models",
     multiple=True,
     metavar="[NAME=]MODEL",
-    help="GGUF file, Hugging Face folder, org/name[:TYPE] in the hub's cache, or smollm2. Repeatable.",
+    help="GGUF file, Hugging Face folder, a name from `spola models`, org/name[:TYPE] or ollama:NAME; "
+    "default: smollm2. Repeatable.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option(
@@ -153,7 +154,9 @@ def command(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Serve the OpenAI API: /v1/completions, /v1/chat/completions, /v1/models, /health and more.
+    """Serve the APIs of OpenAI and Anthropic: chat, completions, responses, messages, embeddings and more.
+
+    A page is at the server's address, and the document of all routes at /openapi.json.
 
     With --json, one document with the address and what was chosen goes to stdout when requests are taken.
     """
