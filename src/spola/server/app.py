@@ -22,17 +22,22 @@ from spola.core.errors import SpolaError
 from spola.runtime.desk import Desk
 from spola.server.asks import Terms
 from spola.server.body import LARGE, model_of, read_body
+from spola.server.borrowed import tagged
 from spola.server.embeddings import embeddings
 from spola.server.errors import ApiError, error_response, from_spola, internal_error, json_response
 from spola.server.generate import chat_completions, completions
 from spola.server.live import live
+from spola.server.llama_cpp import llama_completion, props
 from spola.server.messages import count_tokens, messages
 from spola.server.metrics import CONTENT_TYPE
+from spola.server.ollama import embed_route, generate, ollama_chat
+from spola.server.ollama_models import running, show, tags
 from spola.server.openapi import document
 from spola.server.responses import responses
 from spola.server.shelf import Book
 from spola.server.shield import Shield
 from spola.server.state import State
+from spola.server.tgi import info, model_of_tgi, tgi_compatible, tgi_generate, tgi_stream
 from spola.server.tokens import detokenize, tokenize
 from spola.server.visit import visit_of
 from spola.server.web import page_routes
@@ -51,7 +56,16 @@ _ENDPOINTS: dict[str, _Endpoint] = {
     "/v1/embeddings": embeddings,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
+    "/": tgi_compatible,
+    "/generate": tgi_generate,
+    "/generate_stream": tgi_stream,
+    "/completion": llama_completion,
+    "/api/chat": ollama_chat,
+    "/api/generate": generate,
+    "/api/embed": embed_route,
+    "/api/show": show,
 }
+_TGI = ("/", "/generate", "/generate_stream")
 
 
 def create_app(state: State) -> ASGIApp:
@@ -79,14 +93,31 @@ def create_app(state: State) -> ASGIApp:
         desk = state.open_desk() if asked is None else await state.shelf.desk(state.shelf.book(asked))
         return await live(desk.service, request)
 
+    async def about(request: Request) -> Response:
+        state.check_open()
+        asked = request.query_params.get("model")
+        book = state.shelf.book(asked)
+        desk = await state.shelf.desk(book)
+        name = asked or book.name
+        if request.url.path == "/props":
+            return json_response(props(desk.service, name))
+        return json_response(info(desk.service, name, desk.limits.live))
+
+    async def ollama_list(request: Request) -> Response:
+        state.check_open()
+        make = running if request.url.path == "/api/ps" else tags
+        return json_response(make(state.shelf.books))
+
     async def metrics(request: Request) -> Response:
         return Response(await asyncio.to_thread(state.metrics), media_type=CONTENT_TYPE)
 
     def posted(endpoint: _Endpoint) -> _Handler:
         async def handle(request: Request) -> Response:
             state.check_open()
-            body = await read_body(request, state.options)
-            asked = await asyncio.to_thread(model_of, body) if len(body) > LARGE else model_of(body)
+            body, path = await read_body(request, state.options), request.url.path
+            name_in = model_of_tgi if path in _TGI else model_of
+            asked = await asyncio.to_thread(name_in, body) if len(body) > LARGE else name_in(body)
+            asked = tagged(state.shelf, asked) if path.startswith("/api/") else asked
             book = state.shelf.book(asked)
             loads, visit = book.loads, visit_of(request)
             visit.model = asked or book.name
@@ -115,6 +146,11 @@ def create_app(state: State) -> ASGIApp:
         Route("/v1/models", _answering(models)),
         Route("/v1/models/{name:path}", _answering(model)),
         Route("/v1/engine/live", _answering(engine_live)),
+        Route("/info", _answering(about)),
+        Route("/props", _answering(about)),
+        Route("/api/tags", _answering(ollama_list)),
+        Route("/api/ps", _answering(ollama_list)),
+        Route("/api/version", _answering(version)),
         *posts,
     ]
     served = {

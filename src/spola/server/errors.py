@@ -34,6 +34,7 @@ _ANTHROPIC = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_TGI = {401: "unauthorized", 429: "overloaded", 500: "generation", 503: "unhealthy"}
 
 
 class ApiError(Exception):
@@ -93,6 +94,11 @@ def worded(error: ApiError, path: str) -> dict[str, Any]:
         return {"type": "error", "error": {"type": kind, "message": error.message}}
     if path.startswith("/api/"):  # Ollama
         return {"error": error.message}
+    if path in ("/", "/generate", "/generate_stream", "/info"):  # text-generation-inference
+        return {"error": error.message, "error_type": _TGI.get(error.status, "validation")}
+    if path in ("/completion", "/props"):  # llama-server
+        kind = "exceed_context_size_error" if error.code == "context_length_exceeded" else error.kind
+        return {"error": {"code": error.status, "message": error.message, "type": kind}}
     return error_body(error)
 
 

@@ -14,8 +14,12 @@ import msgspec
 from spola import __version__
 from spola.server.embeddings import EmbeddingsRequest
 from spola.server.fields import ChatRequest, CompletionRequest
+from spola.server.llama_cpp import LlamaRequest
 from spola.server.messages import CountRequest, MessagesRequest
+from spola.server.ollama import EmbedRequest, GenerateRequest, OllamaChatRequest
+from spola.server.ollama_models import ShowRequest
 from spola.server.responses import ResponsesRequest
+from spola.server.tgi import TgiRequest
 from spola.server.tokens import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["ROUTES", "About", "document"]
@@ -41,6 +45,19 @@ ROUTES: dict[str, About] = {
     "/v1/embeddings": About("Pooled hidden states of length 1", EmbeddingsRequest),
     "/tokenize": About("Ids of a text or of messages", TokenizeRequest),
     "/detokenize": About("The text of ids", DetokenizeRequest),
+    "/": About("TGI: a text goes on; the page is at GET", TgiRequest, streams=True),
+    "/generate": About("TGI: a text goes on", TgiRequest, streams=True),
+    "/generate_stream": About("TGI: an event for each token", TgiRequest, media="text/event-stream"),
+    "/info": About("TGI: the model and its limits; ?model=NAME"),
+    "/completion": About("llama-server: a text goes on", LlamaRequest, streams=True),
+    "/props": About("llama-server: the model and its settings; ?model=NAME"),
+    "/api/chat": About("Ollama: a chat", OllamaChatRequest, media="application/x-ndjson"),
+    "/api/generate": About("Ollama: a prompt", GenerateRequest, media="application/x-ndjson"),
+    "/api/embed": About("Ollama: pooled hidden states of length 1", EmbedRequest),
+    "/api/show": About("Ollama: one model", ShowRequest),
+    "/api/tags": About("Ollama: the models served"),
+    "/api/ps": About("Ollama: the models loaded"),
+    "/api/version": About("As /version"),
     "/v1/models": About("The models served"),
     "/v1/models/{name}": About("One of them"),
     "/v1/engine/live": About("The engine as it runs", media="text/event-stream"),

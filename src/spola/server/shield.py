@@ -68,7 +68,7 @@ class Shield:
         visit: Visit | None = None
         try:
             self._check_origin(headers, scope["method"])
-            visit = Visit(request_id, self._account(headers, scope["path"]))
+            visit = Visit(request_id, self._account(headers, scope["path"], scope["method"]))
             scope.setdefault("state", {})["visit"] = visit
             await self._app(scope, receive, named)
         except ApiError as error:
@@ -76,7 +76,7 @@ class Shield:
         finally:
             self._note(scope, request_id, visit, status or 499, time.monotonic() - started)
 
-    def _account(self, headers: Headers, path: str) -> Account:
+    def _account(self, headers: Headers, path: str, method: str) -> Account:
         """Whose request it is. Raises ApiError 401."""
         ring = self._accounts.ring
         if not ring:
@@ -84,7 +84,7 @@ class Shield:
         found = [key for secret in _secrets(headers) if (key := ring.find(secret)) is not None]
         if found:
             return self._accounts.of(found[0])
-        if path in self._public:
+        if path in self._public and method != "POST":  # a POST to the page's path is a request to the model
             return self._accounts.of(ANONYMOUS)
         said = "is not valid" if _secrets(headers) else "is missing; send Authorization: Bearer KEY"
         raise ApiError(401, f"the API key {said}", code="invalid_api_key")
