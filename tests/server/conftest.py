@@ -8,6 +8,7 @@ import pytest
 
 from support.running import TEXT, Running
 from support.serving import serving
+from support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -27,4 +28,4 @@ def unchanged(request: pytest.FixtureRequest) -> Iterator[None]:
     assert running.get("/health") == (200, {"status": "ok"})
     status, body = running.post("/v1/completions", {"prompt": "control", "max_tokens": 200})
     assert (status, body["choices"][0]["text"]) == (200, TEXT)
-    assert not running.service.loop._engine.has_work
+    until(lambda: not running.service.loop._engine.has_work)

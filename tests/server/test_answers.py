@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
 import urllib.parse
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from spola.text.chat import ChatTemplate
 from support.running import TEXT, Running
+from support.waiting import PATIENCE_S, until
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -149,24 +149,20 @@ def test_every_stream_line_is_json_and_the_end_comes_once(running: Running) -> N
 
 
 def wait_idle(running: Running) -> None:
-    deadline = time.monotonic() + 5
-    while running.service.loop._engine.has_work and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not running.service.loop._engine.has_work
-    assert not running.state.desk.busy
+    until(lambda: not running.service.loop._engine.has_work and not running.state.desk.busy)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request(running: Running, stream: bool) -> None:
     running.parrot.delay = 0.01
     before = running.service.loop._engine.scheduler.stats.aborted
-    connection = http.client.HTTPConnection(urllib.parse.urlparse(running.url).netloc, timeout=10)
+    connection = http.client.HTTPConnection(urllib.parse.urlparse(running.url).netloc, timeout=PATIENCE_S)
     body = {**CHAT, "ignore_eos": True, "stream": stream}
     connection.request("POST", "/v1/chat/completions", json.dumps(body))
     if stream:
         connection.getresponse().read(20)
     else:
-        time.sleep(0.1)
+        until(lambda: running.service.loop._engine.has_work)
     connection.close()
     wait_idle(running)
     assert running.service.loop._engine.scheduler.stats.aborted == before + 1
@@ -209,7 +205,7 @@ def test_a_failure_before_and_within_a_stream(running: Running, client: openai.O
 
 
 def test_a_slow_reader_does_not_slow_others(running: Running) -> None:
-    connection = http.client.HTTPConnection(urllib.parse.urlparse(running.url).netloc, timeout=10)
+    connection = http.client.HTTPConnection(urllib.parse.urlparse(running.url).netloc, timeout=PATIENCE_S)
     connection.request(
         "POST", "/v1/chat/completions", json.dumps({**CHAT, "ignore_eos": True, "stream": True})
     )

@@ -15,6 +15,7 @@ from spola.server.errors import ApiError
 from spola.server.options import ServerOptions
 from support.running import TEXT, Running
 from support.serving import Answer, ask, serving
+from support.waiting import PATIENCE_S, until
 
 LONG = {"prompt": "a", "max_tokens": 100, "ignore_eos": True}
 
@@ -26,13 +27,6 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         tmp_path_factory.mktemp("tight"), names=("tiny", "alias"), server=server, max_seqs=1
     ) as running:
         yield running
-
-
-def wait_for(fine, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not fine():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def asked(running: Running, body: dict, n: int) -> tuple[list[threading.Thread], list[Answer]]:
@@ -49,7 +43,7 @@ def asked(running: Running, body: dict, n: int) -> tuple[list[threading.Thread],
 def test_a_full_queue_refuses_and_then_goes_on(tight: Running) -> None:
     tight.parrot.delay = 0.02
     threads, answers = asked(tight, LONG, 3)
-    wait_for(lambda: tight.state.desk.live == 3)
+    until(lambda: tight.state.desk.live == 3)
     refused = ask(tight, "/v1/completions", LONG)
     assert (refused.status, refused.body["error"]["code"]) == (429, "queue_full")
     assert int(refused.headers["retry-after"]) >= 1
@@ -120,7 +114,7 @@ def test_bodies_have_a_depth(tight: Running) -> None:
 
 def connect(running: Running) -> socket.socket:
     host, port = running.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +156,8 @@ def test_a_client_that_reads_nothing_is_let_go(tmp_path: Path) -> None:
             request = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
             # Twenty answers on one connection are more than the buffers between us hold.
             connection.sendall((request + body) * 20)
-            wait_for(lambda: running.state.desk.live)
-            wait_for(lambda: not running.state.desk.busy and closed(connection), 60)
+            until(lambda: running.state.desk.live)
+            until(lambda: not running.state.desk.busy and closed(connection))
         assert running.get("/health")[0] == 200
 
 
@@ -193,7 +187,7 @@ def test_health_tells_a_server_that_hangs(tmp_path: Path) -> None:
         assert ask(running, "/health").status == 200  # nothing to do is fine
         running.parrot.delay = 0.6
         threads, answers = asked(running, {"prompt": "a", "max_tokens": 2}, 1)
-        wait_for(lambda: ask(running, "/health").status == 503, 5)
+        until(lambda: ask(running, "/health").status == 503)
         running.parrot.delay = 0.0
         for thread in threads:
             thread.join()

@@ -13,6 +13,7 @@ import pytest
 
 from support.running import TEXT, Running
 from support.serving import ask, serving
+from support.waiting import PATIENCE_S, until
 
 STREAM = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True}
 
@@ -26,7 +27,7 @@ def crowded(tmp_path: Path) -> Iterator[Running]:
 def opened(running: Running, body: dict | None = None) -> socket.socket:
     """A connection, on which ``body`` has been asked if there is one."""
     host, port = running.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     if body is not None:
         data = json.dumps(body).encode()
         head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(data)
@@ -37,13 +38,6 @@ def opened(running: Running, body: dict | None = None) -> socket.socket:
 def answers(running: Running) -> None:
     answer = ask(running, "/v1/completions", {"prompt": "control", "max_tokens": 200})
     assert answer.body["choices"][0]["text"] == TEXT
-
-
-def until(fine, seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not fine():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_five_hundred_connections_that_say_nothing_or_half(crowded: Running) -> None:

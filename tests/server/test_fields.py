@@ -12,6 +12,7 @@ from spola.server.asks import Terms, chat_ask, completion_ask
 from spola.server.errors import ApiError
 from spola.server.fields import NO_EFFECT, REFUSED, ChatRequest, CompletionRequest
 from support.running import TEXT, Running
+from support.waiting import PATIENCE_S
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"prompt": "one two", "max_tokens": 200}
@@ -19,7 +20,7 @@ COMPLETION: dict[str, Any] = {"prompt": "one two", "max_tokens": 200}
 
 def headers(running: Running, path: str, body: dict[str, Any]) -> dict[str, str]:
     data = msgspec.json.encode(body)
-    with urllib.request.urlopen(running.url + path, data=data, timeout=20) as response:
+    with urllib.request.urlopen(running.url + path, data=data, timeout=PATIENCE_S) as response:
         response.read()
         return dict(response.headers)
 

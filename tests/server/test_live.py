@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 
 import pytest
 
 from support.running import Running
+from support.waiting import PATIENCE_S, until
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "ignore_eos": True}
 
 
 def test_a_watcher_sees_the_steps_of_a_request_once(running: Running) -> None:
-    with urllib.request.urlopen(running.url + "/v1/engine/live?interval=0.05", timeout=20) as stream:
+    with urllib.request.urlopen(running.url + "/v1/engine/live?interval=0.05", timeout=PATIENCE_S) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         assert json.loads(stream.readline()[6:])["steps"] == []
         assert running.post("/v1/chat/completions", CHAT)[0] == 200
@@ -30,10 +30,7 @@ def test_a_watcher_sees_the_steps_of_a_request_once(running: Running) -> None:
         assert phases[1:] == ["decode"] * 11
         assert [s["number"] for s in seen] == list(range(seen[0]["number"], seen[0]["number"] + 12))
         assert snapshot["kv_blocks"]["all"] == sum(running.service.config.kv_blocks)
-    deadline = time.monotonic() + 5
-    while running.service.live._watchers and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert running.service.live._watchers == 0
+    until(lambda: running.service.live._watchers == 0)
 
 
 @pytest.mark.parametrize("interval", ["0", "nan", "x", "61", "-1"])

@@ -17,6 +17,7 @@ from spola.server.metrics import TABLE
 from spola.server.options import ServerOptions
 from support.running import Running
 from support.serving import ask, serving
+from support.waiting import until
 
 
 def scrape(running: Running) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -110,28 +111,21 @@ def test_running_waiting_and_blocks_while_it_runs(tmp_path: Path) -> None:
         for _ in range(3):
             connections.append(socket.create_connection((host, int(port))))
             connections[-1].sendall(head + body)
-        until(running, lambda page: value(page, "vllm:num_requests_waiting") == 2)
+        until(lambda: value(scrape(running), "vllm:num_requests_waiting") == 2)
         page = scrape(running)
         assert value(page, "vllm:num_requests_running") == 1
         assert 0 < value(page, "vllm:kv_cache_usage_perc") <= 1
         assert value(page, "spola:kv_blocks", state="used") >= 1
         # One leaves from the queue, one while it decodes: both give back what they held, at once.
         connections.pop().close()
-        until(running, lambda page: value(page, "spola:key_disconnects_total", key="none") == 1)
+        until(lambda: value(scrape(running), "spola:key_disconnects_total", key="none") == 1)
         for connection in connections:
             connection.close()
-        until(running, lambda page: value(page, "spola:kv_blocks", state="used") == 0)
+        until(lambda: value(scrape(running), "spola:kv_blocks", state="used") == 0)
         page = scrape(running)
         assert value(page, "spola:key_disconnects_total", key="none") == 3
         assert value(page, "vllm:request_success_total", finished_reason="abort") == 3
         assert value(page, "vllm:generation_tokens_total") < 200
-
-
-def until(running: Running, fine: Any, seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not fine(scrape(running)):
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_every_row_has_a_name_and_a_meaning() -> None:

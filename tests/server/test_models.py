@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from spola.server.shelf import Book, Shelf
 from support.running import Running
 from support.service import Parrot, tiny_file
 from support.serving import ask, serving
+from support.waiting import until
 
 PROMPT = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
 
@@ -66,10 +66,7 @@ def test_a_model_that_works_is_not_taken_away(tmp_path: Path) -> None:
         body = {"prompt": "a", "max_tokens": 150, "ignore_eos": True, "model": "two"}
         thread = threading.Thread(target=lambda: answers.append(ask(running, "/v1/completions", body)))
         thread.start()
-        end = time.monotonic() + 10
-        while not running.state.busy:
-            assert time.monotonic() < end
-            time.sleep(0.002)
+        until(lambda: running.state.busy)
         refused = ask(running, "/v1/completions", {**PROMPT, "model": "three"})
         assert (refused.status, "while other models work" in refused.body["error"]["message"]) == (503, True)
         assert "retry-after" in refused.headers
@@ -114,8 +111,7 @@ def test_turns_are_taken_in_the_order_of_asking() -> None:
         for number in range(5):
             threads.append(threading.Thread(target=take, args=(number,)))
             threads[-1].start()
-            while turns._next < number + 2:
-                time.sleep(0.001)
+            until(lambda: turns._next >= number + 2)  # noqa: B023
     for thread in threads:
         thread.join()
     assert order == [0, 1, 2, 3, 4]

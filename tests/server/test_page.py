@@ -11,12 +11,13 @@ import pytest
 
 from spola.glossary import Glossary
 from support.running import Running
+from support.waiting import PATIENCE_S
 
 
 def fetch(running: Running, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
     request = urllib.request.Request(running.url + path, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return response.status, dict(response.headers.items()), response.read()
     except urllib.error.HTTPError as error:
         with error:

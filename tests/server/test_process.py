@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from spola.server.serve import bind
 from support.service import tiny_file
+from support.waiting import PATIENCE_S
 
 SERVE = [sys.executable, "-m", "spola", "serve", "--backend", "null", "--port"]
 
@@ -35,7 +35,7 @@ def server(model: str, *more: str) -> Iterator[tuple[subprocess.Popen[str], http
         assert "KV cache up to" in sizes, sizes
         assert "serving" in line, line
         port = int(line.rsplit(":", 1)[1].split("/")[0])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         yield process, connection
         connection.close()
     finally:
@@ -44,23 +44,16 @@ def server(model: str, *more: str) -> Iterator[tuple[subprocess.Popen[str], http
         process.stderr.close()
 
 
-def ended(process: subprocess.Popen[str], within: float) -> int:
-    start = time.monotonic()
-    code = process.wait(timeout=30)
-    assert time.monotonic() - start < within
-    return code
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_an_idle_server_ends_on_a_signal_and_frees_the_port(
     model: str, number: signal.Signals, code: int
 ) -> None:
-    with server(model, "--served-model-name", "mine") as (process, connection):
+    with server(model, "--served-model-name", "mine", "--drain-timeout", "600") as (process, connection):
         connection.request("GET", "/v1/models")
         assert json.loads(connection.getresponse().read())["data"][0]["id"] == "mine"
         port = connection.port
         process.send_signal(number)
-        assert ended(process, 8) == code
+        assert process.wait(PATIENCE_S) == code
         bind("127.0.0.1", port).close()
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
@@ -75,7 +68,7 @@ def test_a_running_stream_gets_its_end_before_the_server_goes(model: str) -> Non
         process.send_signal(signal.SIGTERM)
         rest = first + response.read()
         assert rest.rstrip().endswith(b"data: [DONE]") or b'"error"' in rest.splitlines()[-2]
-        assert ended(process, 8) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_the_trace_is_whole_after_a_signal_and_readable_after_a_kill(model: str, tmp_path: Path) -> None:
@@ -86,7 +79,7 @@ def test_the_trace_is_whole_after_a_signal_and_readable_after_a_kill(model: str,
             connection.request("POST", "/v1/completions", json.dumps(body))
             assert connection.getresponse().read()
             process.send_signal(number)
-            process.wait(timeout=30)
+            process.wait(timeout=PATIENCE_S)
         text = path.read_text()
         if number is signal.SIGKILL:
             text = text.rstrip().removesuffix(",") + "]"

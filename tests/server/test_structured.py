@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.running import TEXT, Running
+from support.waiting import PATIENCE_S
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
 COMPLETION: dict[str, Any] = {"prompt": "hi", "max_tokens": 200}
@@ -155,5 +156,5 @@ def test_hostile_forms_do_not_hold_up_a_stream(running: Running) -> None:
     thread.start()
     for regex in ("(a{1000}){1000}", "(", "(a?){500}a{500}", "|".join(f"x{i}y" for i in range(2000))):
         running.post("/v1/chat/completions", {**CHAT, "guided_regex": regex, "max_tokens": 2})
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert "".join(got).startswith(TEXT)

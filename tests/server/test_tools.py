@@ -15,6 +15,7 @@ from spola.text.chat import ChatTemplate
 from support.running import TEXT, Running
 from support.service import tiny_file
 from support.serving import serving
+from support.waiting import PATIENCE_S
 
 WEATHER = {
     "type": "function",
@@ -374,7 +375,9 @@ def test_what_the_template_does_not_read_is_told(running: Running) -> None:
         "max_tokens": 2,
     }
     data = json.dumps(body).encode()
-    with urllib.request.urlopen(running.url + "/v1/chat/completions", data=data, timeout=20) as response:
+    with urllib.request.urlopen(
+        running.url + "/v1/chat/completions", data=data, timeout=PATIENCE_S
+    ) as response:
         assert (
             response.headers["x-spola-unknown-fields"]
             == "chat_template_kwargs.enable_thinking, reasoning_effort"

@@ -11,6 +11,7 @@ from typing import Any
 from spola.runtime.service import Service
 from spola.server.app import State
 from support.service import Parrot
+from support.waiting import PATIENCE_S
 
 __all__ = ["TEXT", "Running"]
 
@@ -35,7 +36,7 @@ class Running:
     def lines(self, path: str, body: Any) -> list[str]:
         """The lines of a stream, without the empty ones between them."""
         data = json.dumps(body).encode()
-        with urllib.request.urlopen(self.url + path, data=data, timeout=20) as response:
+        with urllib.request.urlopen(self.url + path, data=data, timeout=PATIENCE_S) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             assert response.headers["cache-control"] == "no-cache"
             return [line.decode().rstrip("\n") for line in response if line.strip()]
@@ -51,7 +52,7 @@ class Running:
     @staticmethod
     def _open(request: urllib.request.Request) -> tuple[int, Any]:
         try:
-            with urllib.request.urlopen(request, timeout=20) as response:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             with error:

@@ -22,6 +22,7 @@ from spola.server.serve import bind
 from spola.server.shelf import Shelf
 from support.running import TEXT, Running
 from support.service import Parrot, parrot_service, tiny_file
+from support.waiting import PATIENCE_S
 
 __all__ = ["Answer", "ask", "serving"]
 
@@ -62,12 +63,12 @@ def serving(
     with bind("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
         thread.start()
-        ready.wait(10)
+        assert ready.wait(PATIENCE_S)
         try:
             yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", service, parrot, state)
         finally:
             http_server.should_exit = True
-            thread.join(10)
+            thread.join(PATIENCE_S)
             service.close()
 
 
@@ -90,7 +91,7 @@ def ask(
     method: str | None = None,
 ) -> Answer:
     """One request on a connection of its own; a body makes it a POST."""
-    connection = http.client.HTTPConnection(running.url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(running.url.removeprefix("http://"), timeout=PATIENCE_S)
     try:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method or ("GET" if body is None else "POST"), path, data, dict(headers or {}))

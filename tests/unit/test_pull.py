@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from support.cli import Done, spola
 from support.fake_hub import FakeHub, fake_hub
 from support.hf_tokenizer import write_tokenizer
 from support.tiny import Tiny, write_tiny_gguf, write_tiny_safetensors
+from support.waiting import PATIENCE_S, until
 
 REPOSITORY = "some-org/Tiny-GGUF"
 LARGE = bytes(range(256)) * (3 << 12)  # 3 MB
@@ -131,7 +131,7 @@ def test_a_file_is_picked_fetched_checked_and_found(hub: FakeHub, model: bytes, 
 
 
 def test_in_a_process_of_its_own_and_run(hub: FakeHub, tmp_path: Path) -> None:
-    out, err = process(hub, tmp_path, "pull", f"{REPOSITORY}:Q8_0").communicate(timeout=60)
+    out, err = process(hub, tmp_path, "pull", f"{REPOSITORY}:Q8_0").communicate(timeout=PATIENCE_S)
     assert Path(out.strip()).name == "tiny-Q8_0.gguf", err
     run = spola("run", "-m", REPOSITORY, "--raw", "-n", "3", "the", "--json")
     assert len(json.loads(run.stdout)["token_ids"]) == 3
@@ -155,9 +155,7 @@ def test_a_killed_process_leaves_a_part_that_the_next_one_uses(hub: FakeHub, tmp
     hub.repositories[REPOSITORY] = {"large-Q4_K_M.gguf": LARGE}
     hub.slow = 0.05
     child = process(hub, tmp_path, "pull", REPOSITORY)
-    deadline = time.monotonic() + 30
-    while not any(path.stat().st_size for path in blobs(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: any(path.stat().st_size for path in blobs(tmp_path)))
     child.send_signal(signal.SIGKILL)
     child.communicate()
     part = blobs(tmp_path)[0]
@@ -177,12 +175,9 @@ def test_an_interrupt_says_what_is_kept(hub: FakeHub, tmp_path: Path) -> None:
     hub.repositories[REPOSITORY] = {"large-Q4_K_M.gguf": LARGE}
     hub.slow = 0.05
     child = process(hub, tmp_path, "pull", REPOSITORY)
-    deadline = time.monotonic() + 30
-    while not blobs(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.1)
+    until(lambda: any(path.stat().st_size for path in blobs(tmp_path)))
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=PATIENCE_S)
     assert (child.returncode, out) == (130, "")
     assert f"of 3.1 MB are kept; `spola pull {REPOSITORY}` goes on from there" in err
 
@@ -266,7 +261,7 @@ def test_without_a_network(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_offline(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = process(hub, tmp_path, "pull", REPOSITORY, HF_HUB_OFFLINE="1")
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=PATIENCE_S)
     assert (child.returncode, "HF_HUB_OFFLINE is set; unset it" in err) == (1, True)
     path = spola("pull", REPOSITORY).stdout
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

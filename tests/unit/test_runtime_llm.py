@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from spola import LLM, SamplingParams
 from spola.core.errors import RequestError, SpolaError
 from spola.runtime.config import Options
 from support.service import parrot_service, tiny_file
+from support.waiting import until
 
 TEXT = "the cat sat on the mat 歪 😸 and then"
 
@@ -207,10 +207,7 @@ def test_leaving_a_stream_aborts_the_request(llm: LLM) -> None:
     next(stream)
     stream.close()
     engine = llm.service.loop._engine
-    deadline = time.monotonic() + 5
-    while engine.has_work and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not engine.has_work
+    until(lambda: not engine.has_work)
     assert engine.scheduler.stats.aborted == 1
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from spola.runtime.config import Options
 from spola.runtime.loop import AsyncMailbox, Mail, QueueMailbox, Refusal
 from spola.runtime.service import Service
 from support.service import parrot_service
+from support.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_clients_that_submit_and_abort_at_random(service: Service) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert len(ended) == 6 * 25
     assert all(len(reasons) == 1 for reasons in ended.values())
@@ -100,7 +100,7 @@ def test_mail_for_an_event_loop_is_delivered_on_its_thread(service: Service) -> 
 
         mailbox = AsyncMailbox(asyncio.get_running_loop(), deliver)
         job = service.submit([1, 2, 3], SamplingParams(temperature=0, max_tokens=5), mailbox)
-        await asyncio.wait_for(done.wait(), 10)
+        await asyncio.wait_for(done.wait(), PATIENCE_S)
         return threads
 
     assert asyncio.run(main()) == {threading.get_ident()}
@@ -111,9 +111,7 @@ def test_mail_for_an_event_loop_that_is_gone_is_dropped(service: Service) -> Non
     mailbox = AsyncMailbox(loop, lambda mail: None)
     loop.close()
     service.submit([1, 2, 3], SamplingParams(temperature=0, max_tokens=5), mailbox)
-    deadline = time.monotonic() + 5
-    while service.loop._mailboxes and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: not service.loop._mailboxes)
     assert service.loop.alive
 
 
