@@ -197,6 +197,9 @@ def test_models_says_what_to_expect(home: Path, model: bytes) -> None:
     snapshot(home, COMMITS[0], {"bad-Q4_0.gguf": b"no model"})
     listed = json.loads(spola("models", "--json").stdout)
     assert listed["why_no_prediction"] == ""
+    args = ("--hardware", "rtx-4090", "--context", "4096", "--json")
+    plan = json.loads(spola("plan", "qwen3-4b", *args).stdout)
+    assert (listed["prompt_tokens"], listed["context_tokens"]) == (plan["prefill_tokens"], plan["context"])
     rows = {row["name"]: row for row in listed["models"]}
     tiny = rows["ollama:tiny:latest"]
     assert (tiny["on_disk"], tiny["size"], tiny["fits"], tiny["problem"]) == (True, len(model), True, "")

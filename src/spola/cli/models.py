@@ -27,7 +27,12 @@ def command(as_json: bool) -> None:
     """
     shelf = look()
     if as_json:
-        facts = {"prompt_tokens": PROMPT, "context_tokens": CONTEXT, "machine": shelf.machine}
+        facts = {
+            "prompt_tokens": PROMPT,
+            "context_tokens": CONTEXT,
+            "machine": shelf.machine,
+            "busy": shelf.busy,
+        }
         emit_json(facts | {"why_no_prediction": shelf.why, "models": [asdict(row) for row in shelf.rows]})
         return
     for title, here in (("on this disk (run with -m NAME)", True), ("`spola pull NAME` gets", False)):
@@ -41,6 +46,8 @@ def command(as_json: bool) -> None:
             f"predicted for {shelf.machine}: one request, a prompt of {PROMPT} tokens; "
             "org/name pulls any other repository of the hub"
         )
+        if shelf.busy:
+            note("the machine is busy now: where figures had to be measured, they are low")
     else:
         note(f"no prediction: {shelf.why}")
 

@@ -7,6 +7,7 @@ at most ``CONTEXT`` tokens, its prompt ``PROMPT`` of them. No weight is read and
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from spola.spec.kv import kv_groups
 
 __all__ = ["CONTEXT", "PROMPT", "Row", "Shelf", "look"]
 
-PROMPT = 512
+PROMPT = 512  # as the planner's own, where a goal names none
 CONTEXT = 4096
 
 
@@ -49,11 +50,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """``machine``: what the predictions are for; None, with ``why``, where there are none."""
+    """``machine``: what the predictions are for; None, with ``why``, where there are none. ``busy``: it has other
+    work, so that what is measured now is low.
+    """
 
     rows: tuple[Row, ...]
     machine: str | None
     why: str = ""
+    busy: bool = False
 
 
 def look(*, table: bool = True) -> Shelf:
@@ -68,7 +72,9 @@ def look(*, table: bool = True) -> Shelf:
     rows = tuple(row if model is None else _expected(row, model, here) for row, model in entries)
     if here is None:
         return Shelf(rows, None, why)
-    return Shelf(rows, f"{here.machine.cpu_model}, {here.threads} threads, {here.limits.isa}")
+    machine = here.machine
+    busy = os.getloadavg()[0] > machine.cpus + 1
+    return Shelf(rows, f"{machine.cpu_model}, {here.threads} threads, {here.limits.isa}", busy=busy)
 
 
 def _entries(table: bool) -> Iterator[tuple[Row, PlanModel | None]]:
@@ -91,7 +97,7 @@ def _expected(row: Row, model: PlanModel, here: Here | None) -> Row:
     if here is None:
         return row
     groups = kv_groups(model.spec, "f16", "f16")
-    goal = Goal(context=min(model.spec.context, CONTEXT), prompt=min(PROMPT, model.spec.context))
+    goal = Goal(context=min(model.spec.context, CONTEXT))
     try:
         figures = make_plan(model, groups, here.host(model, groups), goal).figures
     except SpolaError as error:
