@@ -50,8 +50,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """``machine``: what the predictions are for; None, with ``why``, where there are none. ``busy``: it has other
-    work, so that what is measured now is low.
+    """``machine``: what the predictions are for; None, with ``why``, where there are none.
+    ``busy``: it has other work, so that what is measured now is low.
     """
 
     rows: tuple[Row, ...]
