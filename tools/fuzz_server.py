@@ -64,6 +64,17 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "system": "a"}),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
     ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 8}),
+    ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 3, "details": True, "truncate": 2}}),
+    ("/generate_stream", {"inputs": "a", "parameters": {"max_new_tokens": 3, "top_n_tokens": 2, "seed": 1}}),
+    ("/", {"inputs": "a", "parameters": {"max_new_tokens": 3, "grammar": {"type": "regex", "value": "a"}}}),
+    (
+        "/completion",
+        {"prompt": ["a", 5], "n_predict": 3, "n_probs": 2, "logit_bias": [[5, 1]], "stop": ["x"]},
+    ),
+    ("/api/chat", {"model": "smollm2", "messages": CHAT, "tools": [TOOL], "options": {"num_predict": 3}}),
+    ("/api/generate", {"model": "smollm2", "prompt": "a", "format": "json", "options": {"num_ctx": 200}}),
+    ("/api/embed", {"model": "smollm2", "input": ["a", "b"], "dimensions": 8, "truncate": True}),
+    ("/api/show", {"model": "smollm2"}),
     ("/tokenize", {"prompt": "hello", "return_token_strs": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
 ]
