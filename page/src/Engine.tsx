@@ -11,7 +11,7 @@ export function Engine({ live }: { live: Live }) {
   const { snapshot, problem } = live;
   const state = problem === null ? (snapshot ? t.live : t.connecting) : problem === 503 ? t.loading : t.offline;
   return (
-    <section class="engine" aria-labelledby="engine-title">
+    <section class="engine" aria-labelledby="engine-title" data-steps={snapshot?.steps_done}>
       <h2 id="engine-title">
         {t.engine} <small class={problem === null && snapshot ? "good" : "quiet"}>{state}</small>
       </h2>

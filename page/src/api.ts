@@ -78,6 +78,7 @@ export interface Percentiles {
 
 export interface Snapshot {
   next: number;
+  steps_done: number;
   steps: Step[];
   requests: { running: number; waiting: number; seats: number; finished: Record<string, number> };
   kv_blocks: { used: number; shared: number; cached: number; all: number };

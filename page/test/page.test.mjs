@@ -127,6 +127,51 @@ test("the live view moves and tells the same as the engine", async () => {
   await page.locator('[data-figure="running"]', { hasText: "0 / 8" }).waitFor();
 });
 
+test("with eight streams the page's numbers are those of /metrics", async () => {
+  const answers = load(10, 400);
+  const metrics = new Map(); // steps done -> what /metrics said then
+  let asking = true;
+  const poll = (async () => {
+    while (asking) {
+      const text = await (await fetch(server.address + "/metrics")).text();
+      const value = (name) => Number(new RegExp(`^spola:${name}[^ ]* (\\S+)$`, "m").exec(text)[1]);
+      metrics.set(value("steps_total"), {
+        running: value("num_requests_running"),
+        waiting: value("num_requests_waiting"),
+        blocks: Number(/^spola:kv_blocks\{[^}]*state="used"[^}]*\} (\S+)$/m.exec(text)[1]),
+      });
+    }
+  })();
+  const seen = new Map();
+  for (let i = 0; i < 60; i++) {
+    const shown = await page.evaluate(() => {
+      const number = (selector) => Number(document.querySelector(selector).textContent.replace(/\D.*$/, "").trim());
+      return {
+        steps: Number(document.querySelector(".engine").dataset.steps),
+        running: number('[data-figure="running"]'),
+        waiting: number('[data-figure="waiting"]'),
+        blocks: number('[data-kv="own"]') + number('[data-kv="shared"]'),
+      };
+    });
+    seen.set(shown.steps, shown);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  asking = false;
+  await poll;
+  await Promise.all(answers);
+  let compared = 0;
+  for (const [steps, shown] of seen) {
+    const near = [-2, -1, 0, 1, 2].map((by) => metrics.get(steps + by)).filter(Boolean);
+    if (!near.length || shown.running !== 8) continue;
+    compared++;
+    // Two steps give each of the streams one block at most.
+    const same = (told) =>
+      told.running === shown.running && told.waiting === shown.waiting && Math.abs(told.blocks - shown.blocks) <= 8;
+    assert.ok(near.some(same), `step ${steps}: ${JSON.stringify(shown)}, /metrics: ${JSON.stringify(near)}`);
+  }
+  assert.ok(compared >= 3, `${compared} snapshots could be compared`);
+});
+
 test("words are explained, in Italian too", async () => {
   await page.getByRole("button", { name: "KV cache" }).focus();
   assert.match(await page.getByRole("tooltip").innerText(), /stored keys and values/);

@@ -124,6 +124,7 @@ class LiveView:
         recent = [row for row in rows if row.start_s + row.elapsed_s > now - RATE_S]
         return {
             "next": rows[-1].number if rows else after,
+            "steps_done": metrics.steps,
             "steps": [_shown(row, now) for row in rows if row.number > after],
             "requests": {
                 "running": last.running if last else 0,
