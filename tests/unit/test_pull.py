@@ -272,6 +272,28 @@ def test_offline(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert hub.requests == []
 
 
+def test_a_plan_takes_the_configuration_alone(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_tiny_safetensors(tmp_path / "made", Tiny())
+    files = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    assert made is not None
+    hub.repositories["org/Folder"] = files
+    args = ("plan", "org/Folder", "--hardware", "rtx-4090", "--context", "16", "--json")
+    online = json.loads(spola(*args).stdout)
+    assert "config.json of org/Folder on the hub" in online["origin"]
+    assert [row.path.rpartition("/")[2] for row in hub.downloads()] == ["config.json"]
+    assert "get it with" in failed(spola("run", "-m", "org/Folder", "x"))
+    # Once more without the hub; and where there is none at all, a line at once.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert json.loads(spola(*args).stdout)["weights_bytes"] == online["weights_bytes"]
+    assert "HF_HUB_OFFLINE is set" in failed(spola("plan", "org/Other"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "cannot be reached" in failed(spola("plan", "org/Other"))
+    assert "has no config.json" not in failed(spola("plan", REPOSITORY))
+
+
 def test_a_full_disk_is_said_before(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage:
         free = 100

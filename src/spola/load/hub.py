@@ -18,12 +18,12 @@ from urllib.parse import quote
 
 from spola.core.errors import ConfigError
 from spola.load.cache import write_atomically
-from spola.load.hub_cache import hub_cache
+from spola.load.hub_cache import hub_cache, snapshots
 from spola.load.hub_errors import in_one_line
 from spola.load.pick import first_shards, pick, shards_of
 from spola.load.transfer import Remote, check, fetch, partial_bytes
 
-__all__ = ["Plan", "download", "is_offline", "look_up"]
+__all__ = ["Plan", "download", "fetch_one", "is_offline", "look_up"]
 
 _FOLDER_FILES = re.compile(
     r"[^/]+\.safetensors|model\.safetensors\.index\.json|(?:generation_)?config\.json|tokenizer(?:_config)?\.json"
@@ -73,14 +73,7 @@ def look_up(repository: str, tag: str | None, file: str | None = None) -> Plan:
 
     Raises ConfigError in one line: no such repository, no access, no network, offline, or no file that fits.
     """
-    from huggingface_hub import HfApi  # a quarter of a second to import; only where something is fetched
-
-    with in_one_line(repository):
-        info = HfApi().model_info(repository, files_metadata=True)
-    commit = str(info.sha)
-    if not _HEX.fullmatch(commit):
-        raise ConfigError(f"{repository}: the hub names no commit of it; try again later")
-    files = {row.rfilename: _remote(row) for row in info.siblings or () if _is_safe(row.rfilename)}
+    commit, files = _listing(repository)
     ggufs = first_shards(files)
     if file in files:
         ggufs = [file]
@@ -97,6 +90,33 @@ def look_up(repository: str, tag: str | None, file: str | None = None) -> Plan:
         raise ConfigError(f"{repository}: the repository holds no .gguf file and no safetensors model")
     note = f"{repository}: no GGUF file, so the folder of {len(parts)} files"
     return Plan(repository, commit, tuple(parts), note, True)
+
+
+def fetch_one(repository: str, name: str) -> Path:
+    """The file ``name`` of ``repository``, brought into the cache; offline, what is there.
+
+    Raises ConfigError.
+    """
+    if is_offline():
+        for snapshot in snapshots(repository):
+            if (snapshot / name).is_file():
+                return snapshot / name
+    commit, files = _listing(repository)
+    if name not in files:
+        raise ConfigError(f"{repository}: the repository has no {name}; pull a model of it first")
+    return download(Plan(repository, commit, (files[name],), "", False))
+
+
+def _listing(repository: str) -> tuple[str, dict[str, Remote]]:
+    """The current commit, and its files by name."""
+    from huggingface_hub import HfApi  # a quarter of a second to import; only where something is fetched
+
+    with in_one_line(repository):
+        info = HfApi().model_info(repository, files_metadata=True)
+    commit = str(info.sha)
+    if not _HEX.fullmatch(commit):
+        raise ConfigError(f"{repository}: the hub names no commit of it; try again later")
+    return commit, {row.rfilename: _remote(row) for row in info.siblings or () if _is_safe(row.rfilename)}
 
 
 def download(plan: Plan, progress: Progress = lambda file, doing, done: None) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from spola.core.dtype import BY_NAME, DType
@@ -17,7 +16,7 @@ from spola.core.errors import ConfigError, ModelError
 from spola.formats.gguf import open_gguf
 from spola.formats.json_file import read_json
 from spola.formats.safetensors_folder import open_folder
-from spola.load.hub_errors import in_one_line
+from spola.load.hub import fetch_one
 from spola.load.names import Known, known
 from spola.load.resolve import EMBEDDED_NAME, ModelPath, resolve_model
 from spola.load.weights import source_dtypes
@@ -133,19 +132,7 @@ def _from_config(config: Mapping[str, Any], name: str, origin: str) -> PlanModel
 
 def _from_hub(name: str) -> PlanModel:
     """The configuration alone is fetched: a few kilobytes."""
-    from huggingface_hub import errors, hf_hub_download
-
-    with in_one_line(name):
-        try:
-            path = Path(hf_hub_download(name, "config.json"))
-        except errors.LocalEntryNotFoundError:  # what the library makes of any failure to reach the hub
-            raise ConfigError(
-                f"{name}: is not on this disk, and the hub cannot be reached for its config.json"
-            ) from None
-        except errors.EntryNotFoundError:
-            raise ConfigError(
-                f"{name}: the repository has no config.json; pull a file of it to plan with"
-            ) from None
+    path = fetch_one(name, "config.json")
     return _from_config(read_json(path), name, f"config.json of {name} on the hub")
 
 
