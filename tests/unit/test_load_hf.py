@@ -210,7 +210,7 @@ EMBED = "model.embed_tokens.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (remove("tokenizer.json"), "has no tokenizer.json and no tokenizer.model"),
+        (remove("tokenizer.json"), "has no tokenizer.json, tokenizer.model or tekken.json"),
         (remove("model.safetensors"), "holds no .safetensors file"),
         (only_pickled, "holds weights as pytorch_model.bin only, which is pickled; safetensors are needed"),
         (

@@ -22,10 +22,12 @@ from spola.spec.cost import weight_bytes
 from spola.spec.from_hf import HfModel, from_hf, refuse_quantized
 from spola.text.hf import build_tokenizer
 from spola.text.spm_file import gguf_keys_of
+from spola.text.tekken import tekken_config, tokenizer_json_of
 from spola.text.tokenizer import Tokenizer
 
 __all__ = ["folder_template", "is_hf_folder", "open_hf_folder", "open_hf_tokenizer", "tokenizer_files"]
 
+_TEKKEN = "tekken.json"
 _TOKENIZER_LIMIT = 128 << 20
 _TEMPLATE_LIMIT = 1 << 20
 _COMPARED = 1 << 20  # bytes at a time
@@ -72,10 +74,12 @@ def open_hf_tokenizer(folder: Path) -> Tokenizer:
 
 def tokenizer_files(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The parsed ``tokenizer.json``, and ``tokenizer.model`` as GGUF's keys; None for one that is
-    not there.
+    not there. Where there are neither, ``tekken.json`` as ``tokenizer.json``.
     """
     path, sentencepiece = folder / "tokenizer.json", folder / "tokenizer.model"
     data = read_json(path, _TOKENIZER_LIMIT) if path.exists() else None
+    if data is None and not sentencepiece.exists() and (folder / _TEKKEN).exists():
+        data = tokenizer_json_of(read_json(folder / _TEKKEN, _TOKENIZER_LIMIT))
     keys = None
     if sentencepiece.exists():
         settings = _optional(folder / "tokenizer_config.json")
@@ -133,9 +137,12 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], generation: Mapping[str,
     if path.exists():
         return build_tokenizer(read_json(path, _TOKENIZER_LIMIT), settings, ends)
     if sentencepiece.exists():
-        data = _whole(sentencepiece, _TOKENIZER_LIMIT)
-        return Tokenizer.from_gguf(gguf_keys_of(data, settings), ends)
-    raise file_error(folder, "has no tokenizer.json and no tokenizer.model; one of them is needed")
+        keys = gguf_keys_of(_whole(sentencepiece, _TOKENIZER_LIMIT), settings)
+        return Tokenizer.from_gguf(keys, ends)
+    if (folder / _TEKKEN).exists():
+        data = tokenizer_json_of(read_json(folder / _TEKKEN, _TOKENIZER_LIMIT))
+        return build_tokenizer(data, tekken_config(settings), ends)
+    raise file_error(folder, "has no tokenizer.json, tokenizer.model or tekken.json; one of them is needed")
 
 
 def _ids(values: Mapping[str, Any], name: str) -> set[int]:

@@ -14,7 +14,7 @@ from spola.core.errors import ModelError
 from spola.text.piece import Piece
 from spola.text.vocab import BYTE, NORMAL, Vocab
 
-__all__ = ["BpeCodec", "byte_level_bytes"]
+__all__ = ["BpeCodec", "byte_level_bytes", "byte_level_text"]
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -25,6 +25,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_alphabet()
+_LETTERS = {byte: char for char, byte in _ALPHABET.items()}
 
 
 class BpeCodec:
@@ -74,6 +75,11 @@ def byte_level_bytes(vocab: Vocab, token: int) -> bytes:
         else:
             out.append(byte)
     return bytes(out)
+
+
+def byte_level_text(token: bytes) -> str:
+    """``token`` in the printable stand-ins, as byte-level vocabularies spell it."""
+    return "".join(_LETTERS[byte] for byte in token)
 
 
 def _pair(index: int, merge: str) -> tuple[str, str]:

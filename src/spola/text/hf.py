@@ -95,7 +95,9 @@ def build_tokenizer(
         charsmap=b"",
         strip_right=frozenset(token["id"] for token in added if token.get("rstrip")),
     )
-    return Tokenizer(vocab, _Codec(vocab, _library(data), _library(_inner(data))))
+    opening, later = _library(data), _inner(data)
+    inner = opening if later == data else _library(later)  # building one takes seconds
+    return Tokenizer(vocab, _Codec(vocab, opening, inner))
 
 
 def special_token(config: Mapping[str, Any], name: str) -> str | None:
