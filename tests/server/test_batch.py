@@ -138,6 +138,17 @@ def test_a_finished_batch_is_left_alone_and_another_file_is_not_overwritten(
     assert batch(model, source, source).returncode == 2
 
 
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
+def test_a_device_is_no_output(model: Path, tmp_path: Path, device: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("")
+    done = batch(model, source, Path(device))
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"spola: error: {device}: is not a regular file; choose another output\n",
+    )
+
+
 def test_an_empty_input_gives_an_empty_output(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     assert batch(model, write_lines(tmp_path / "in.jsonl", []), out).returncode == 0

@@ -30,6 +30,8 @@ def message(**fields: Any) -> dict[str, Any]:
         ({**CHAT, "presence_penalty": 3}, "presence_penalty"),
         ({**CHAT, "frequency_penalty": -3}, "frequency_penalty"),
         ({**CHAT, "repetition_penalty": 0}, "repetition_penalty"),
+        ({**CHAT, "repetition_penalty": 1e-320}, "repetition_penalty"),
+        ({**CHAT, "repetition_penalty": 1e308}, "repetition_penalty"),
         ({**CHAT, "min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({**CHAT, "logprobs": 1}, "logprobs"),
         ({**CHAT, "top_logprobs": 1}, "top_logprobs"),
@@ -104,6 +106,7 @@ def test_chat(running: Running, body: dict[str, Any], param: str | None) -> None
         ({"prompt": ["a"] * 100, "n": 128}, "n"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": "a", "best_of": 2, "n": 3}, "best_of"),
+        ({"prompt": "a", "best_of": 2**63}, "best_of"),
         ({"prompt": "a", "best_of": 3, "stream": True}, "best_of"),
         ({"prompt": "a", "logprobs": 6}, "logprobs"),
         ({"prompt": "a", "logprobs": True}, "logprobs"),
@@ -198,3 +201,38 @@ def test_a_bug_is_a_500_without_details(
     assert (status, answer["error"]["message"]) == (500, "internal error")
     assert "secret" in caplog.text
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+        ("/v1/responses", {"input": "a " * 9000}, "input"),
+        ("/v1/embeddings", {"input": [-1]}, "input"),
+        ("/v1/embeddings", {"input": "a " * 9000}, "input"),
+    ],
+)
+def test_a_field_is_named_as_the_protocol_calls_it(
+    running: Running, path: str, body: dict[str, Any], param: str
+) -> None:
+    status, answer = running.post(path, body)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert "max_tokens" not in answer["error"]["message"]
+
+
+def test_messages_call_stops_as_anthropic_does(running: Running) -> None:
+    status, answer = running.post("/v1/messages", {**CHAT, "max_tokens": 1, "stop_sequences": [""]})
+    assert status == 400
+    assert answer["error"]["message"].startswith("stop_sequences ")
+
+
+def test_an_error_does_not_give_back_a_long_value(running: Running) -> None:
+    status, answer = running.post("/v1/chat/completions", {**CHAT, "logprobs_mode": "9" * 5000})
+    assert (status, answer["error"]["param"]) == (400, "logprobs_mode")
+    assert len(answer["error"]["message"]) < 400
+
+
+def test_half_of_a_surrogate_pair_is_called_so(running: Running) -> None:
+    status, answer = running.post("/v1/completions", {"prompt": "a\ud83d"})
+    assert status == 400
+    assert "without its other half" in answer["error"]["message"]

@@ -23,6 +23,8 @@ BAD = [
     ("min_p", -0.1),
     ("min_p", 1.1),
     ("repetition_penalty", 0.0),
+    ("repetition_penalty", 1e-320),
+    ("temperature", 10**400),
     ("presence_penalty", 2.5),
     ("frequency_penalty", -3.0),
     ("max_tokens", 0),

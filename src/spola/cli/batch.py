@@ -69,6 +69,8 @@ def command(
     """
     if not out.parent.is_dir():
         raise ConfigError(f"{out}: there is no folder {out.parent}")
+    if out.exists() and not out.is_file():
+        raise ConfigError(f"{out}: is not a regular file; choose another output")
     if out.exists() and out.samefile(source):
         raise click.UsageError("input and output are the same file")
     BatchInput(source).close()  # a wrong file is refused before the model is loaded

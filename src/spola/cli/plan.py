@@ -33,7 +33,7 @@ _MOST = 32  # requests at a time of a server, unless told otherwise
 @click.option("--context", type=_COUNT, metavar="N", help="Tokens of each request; default: 4096 or fewer.")
 @click.option(
     "--concurrency",
-    type=_COUNT,
+    type=click.IntRange(1, 65536),
     help="Requests at a time; default: 1, or with --rate as many as fit, up to 32.",
 )
 @click.option(

@@ -14,13 +14,15 @@ import msgspec
 from spola.core.errors import RequestError
 from spola.core.structured import StructuredOutputsParams
 
-__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+__all__ = ["MAX_LOGPROBS", "MAX_N", "SamplingParams"]
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_N = 128
 MAX_BAD_WORDS = 1024
 _INT32 = 2**31
+# Beyond it the logits of real models leave f32 after a few factors.
+_PENALTY = (1e-3, 1e3)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +79,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _integer("top_k", self.top_k, -1, 2**63 - 1)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, *_PENALTY)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.max_tokens is not None:
@@ -129,6 +131,10 @@ def _integer(name: str, value: Any, low: int, high: int) -> None:
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RequestError(f"{name} must be a number, not {value!r}", param=name)
+    try:
+        value = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        value = math.inf
     if not math.isfinite(value):
         raise RequestError(f"{name} must be finite, not {value}", param=name)
     if not (low < value if open_low else low <= value) or value > high:

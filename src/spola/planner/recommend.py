@@ -93,7 +93,7 @@ def ways_out(plan: Plan) -> list[str]:
         parameters = room / (figures["bits_per_weight"] / 8) / 2
         ways.append(f"a model of at most {parameters / 1e6:.3g} M parameters (half is for the KV cache)")
     else:
-        ways.append("a smaller model would not help: the process alone takes more")
+        ways.append("no smaller model either: the process alone takes more")
     return ways[:3]
 
 

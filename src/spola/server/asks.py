@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from spola.core.errors import RequestError
-from spola.core.params import SamplingParams
+from spola.core.params import MAX_N, SamplingParams
 from spola.runtime.service import Service
 from spola.runtime.turn import Asked, prepare_turn
 from spola.server.constraints import constraint
@@ -245,6 +245,8 @@ def _number(item: Any) -> bool:
 
 
 def _check_best_of(request: CompletionRequest, n: int, best_of: int) -> None:
+    if best_of > MAX_N:
+        raise ApiError(400, f"best_of must be between 1 and {MAX_N}, not {best_of}", param="best_of")
     if best_of < n:
         raise ApiError(400, f"best_of ({best_of}) must be at least n ({n})", param="best_of")
     if best_of > n and request.stream:

@@ -24,7 +24,7 @@ from spola.core.step import Want
 from spola.runtime.desk import Desk
 from spola.runtime.service import Service
 from spola.server.asks import Body, Terms
-from spola.server.errors import ApiError, json_response
+from spola.server.errors import ApiError, as_called, json_response
 from spola.server.generate import UNKNOWN_FIELDS, finished
 from spola.server.schema import decode, parse_object, reported
 
@@ -62,7 +62,8 @@ async def embeddings(desk: Desk, terms: Terms, http: Request, body: Body) -> Res
     """POST /v1/embeddings."""
     ask = await asyncio.to_thread(_ask, desk.service, terms, body)
     request = ask.request
-    vectors = await embed(desk, http, ask.prompts, request.pooling or "mean", terms.adapter)
+    with as_called({"prompt": "input"}):
+        vectors = await embed(desk, http, ask.prompts, request.pooling or "mean", terms.adapter)
     if vectors is None:
         return Response(status_code=499)
     data = []
@@ -126,7 +127,8 @@ def _ids(service: Service, item: Any, place: int) -> list[int]:
     is_ids = isinstance(item, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in item)
     if not isinstance(item, str) and not is_ids:
         raise ApiError(400, f"input[{place}] must be a text or a list of token ids", param="input")
-    ids = service.prompt_ids(item)
+    with as_called({"prompt": "input"}):
+        ids = service.prompt_ids(item)
     if not ids or not item:
         raise ApiError(400, f"input[{place}] is empty", param="input")
     return ids

@@ -6,6 +6,8 @@ into a body.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from spola.server.log import logger
 
 __all__ = [
     "ApiError",
+    "as_called",
     "error_body",
     "error_response",
     "from_spola",
@@ -73,6 +76,24 @@ def from_spola(error: SpolaError) -> ApiError:
     if isinstance(error, CapacityError):
         return ApiError(400, str(error), param="prompt", code="context_length_exceeded")
     return ApiError(500, str(error), kind="server_error")
+
+
+@contextmanager
+def as_called(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a field that the client's protocol calls otherwise, with the name that the client wrote.
+
+    ``names``: our name -> the client's. Raises ApiError.
+    """
+    try:
+        yield
+    except (ApiError, SpolaError) as error:
+        told = from_spola(error) if isinstance(error, SpolaError) else error
+        ours = told.param or ""
+        if ours in names:
+            told.param = names[ours]
+            if told.message.startswith(ours):
+                told.message = told.param + told.message.removeprefix(ours)
+        raise told from None
 
 
 def internal_error(where: str, error: Exception) -> ApiError:

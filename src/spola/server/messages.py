@@ -18,7 +18,7 @@ from starlette.responses import Response
 from spola.runtime.desk import Desk
 from spola.runtime.service import Service
 from spola.server.asks import Ask, Body, Terms, chat_ask
-from spola.server.errors import ApiError, json_response
+from spola.server.errors import ApiError, as_called, json_response
 from spola.server.messages_reply import MessagesReply
 from spola.server.schema import decode, parse_object
 from spola.server.translate import translated
@@ -68,7 +68,9 @@ async def count_tokens(desk: Desk, terms: Terms, http: Request, body: Body) -> R
 
 def _ask(service: Service, terms: Terms, body: Body, kind: type[CountRequest] = MessagesRequest) -> Ask:
     parsed = parse_object(decode(body) if isinstance(body, bytes) else dict(body), kind, strict=terms.strict)
-    return replace(chat_ask(service, terms, chat_body(parsed.request)), unknown=parsed.unknown)
+    chat = chat_body(parsed.request)
+    with as_called({"stop": "stop_sequences", "prompt": "messages"}):
+        return replace(chat_ask(service, terms, chat), unknown=parsed.unknown)
 
 
 def chat_body(request: CountRequest) -> dict[str, Any]:

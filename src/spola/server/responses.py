@@ -19,7 +19,7 @@ from starlette.responses import Response
 from spola.runtime.desk import Desk
 from spola.runtime.service import Service
 from spola.server.asks import Ask, Body, Terms, chat_ask
-from spola.server.errors import ApiError
+from spola.server.errors import ApiError, as_called
 from spola.server.responses_reply import ResponsesReply
 from spola.server.schema import decode, parse_object
 from spola.server.translate import translated
@@ -27,6 +27,13 @@ from spola.server.translate import translated
 __all__ = ["ResponsesRequest", "responses"]
 
 _TEXTS = ("input_text", "output_text", "text", "refusal")
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "prompt": "input",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
 _INCLUDE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 
 
@@ -69,7 +76,9 @@ async def responses(desk: Desk, terms: Terms, http: Request, body: Body) -> Resp
 def _ask(service: Service, terms: Terms, body: Body) -> tuple[Ask, ResponsesRequest]:
     raw = decode(body) if isinstance(body, bytes) else dict(body)
     parsed = parse_object(raw, ResponsesRequest, strict=terms.strict)
-    ask = chat_ask(service, terms, chat_body(parsed.request))
+    chat = chat_body(parsed.request)
+    with as_called(_NAMES):
+        ask = chat_ask(service, terms, chat)
     return replace(ask, unknown=parsed.unknown), parsed.request
 
 

@@ -31,6 +31,8 @@ __all__ = ["Parsed", "decode", "parse", "parse_object", "plain", "reported"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_LONGEST = 300  # characters of an error
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 _NAME = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_REPORTED = 20
@@ -59,7 +61,8 @@ def decode(body: bytes) -> dict[str, Any]:
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+        hint = "; a \\ud8.. to \\udf.. escape may be without its other half" if _HALF.search(body) else ""
+        raise ApiError(400, f"the body is not valid JSON: {error}{hint}") from None
     if not isinstance(raw, dict):
         raise ApiError(400, "the body must be a JSON object")
     return raw
@@ -139,6 +142,8 @@ def _named(text: str) -> ApiError:
     place = _PLACE.search(text)
     param = place[1] if place else ""
     said = _PLACE.sub("", text)
+    if len(said) > _LONGEST:  # it may quote what was sent
+        said = f"{said[: _LONGEST - 4]} ..."
     missing = _MISSING.search(said)
     if missing is not None:
         param = f"{param}.{missing[1]}" if param else missing[1]
