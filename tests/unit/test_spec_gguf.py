@@ -215,9 +215,11 @@ def test_rope_factors_tensor() -> None:
     ("keys", "message"),
     [
         (
-            {"general__architecture": "mamba"},
-            "architecture 'mamba' is not supported; supported are: chatglm, ",
+            {"general__architecture": "nope"},
+            "architecture 'nope' is not supported; supported are: chatglm, ",
         ),
+        ({"general__architecture": "mamba"}, "'mamba' is not supported: it has recurrent layers, "),
+        ({"general__architecture": "deepseek2"}, "'deepseek2' is not supported: it has latent attention, "),
         ({"general__architecture": 7}, "general.architecture is missing or not a string"),
         ({"block_count": None}, "llama.block_count is missing"),
         ({"block_count": 0}, "llama.block_count must be between 1 and"),

@@ -8,11 +8,13 @@ import pytest
 
 from spola.core.errors import ModelError
 from spola.core.runner import KvGroup
+from spola.spec.catalog import CATALOG
 from spola.spec.cost import matmul_parameters, streamed_weight_bytes
 from spola.spec.decoder import LongRopeScaling, MoeMlp, NoPositions, Rope, YarnScaling
 from spola.spec.from_hf import from_hf
 from spola.spec.kv import kv_groups
 from spola.spec.manifest import manifest
+from spola.spec.refused import why_refused
 from support.families import read_case
 
 
@@ -34,7 +36,12 @@ def rope(case: str, **changes: Any) -> Rope:
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
-        ("llama", {"model_type": "mamba"}, "model_type 'mamba' is not supported; supported are: cohere, "),
+        ("llama", {"model_type": "mamba"}, "model_type 'mamba' is not supported: it has recurrent layers"),
+        ("llama", {"model_type": "nope"}, "model_type 'nope' is not supported; supported are: cohere, "),
+        ("llama", {"model_type": "deepseek_v3"}, "model_type 'deepseek_v3' is not supported: it has latent"),
+        ("llama", {"model_type": "deepseek_v2"}, "which no backend computes yet; supported are: cohere, "),
+        ("llama", {"model_type": "qwen3_next"}, "'qwen3_next' is not supported: it mixes attention with"),
+        ("llama", {"model_type": "rwkv"}, "'rwkv' is not supported: it has recurrent layers"),
         ("llama", {"model_type": "absent"}, "model_type is missing"),
         ("llama", {"hidden_size": "absent"}, "hidden_size is missing"),
         ("llama", {"hidden_size": 0}, "hidden_size must be between 1 and"),
@@ -166,3 +173,7 @@ def test_cost_of_experts() -> None:
     one, all_ = streamed_weight_bytes(spec, dtypes, 1), streamed_weight_bytes(spec, dtypes, 3)
     assert all_ - one == 4 * (3 * 4 * expert + 2 * 64)
     assert streamed_weight_bytes(spec, dtypes, 4) - all_ == 4 * 64
+
+
+def test_nothing_that_is_run_has_a_reason_not_to_be() -> None:
+    assert not any(why_refused(kind) for entry in CATALOG for kind in (entry.model_type, entry.arch))

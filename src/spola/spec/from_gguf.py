@@ -17,6 +17,7 @@ from spola.spec.decoder import Attention, DecoderSpec, Head, Layer, LearnedPosit
 from spola.spec.gguf_keys import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Keys
 from spola.spec.gguf_rows import ROWS, GgufRow
 from spola.spec.manifest import TensorInfo
+from spola.spec.refused import why_refused
 from spola.spec.sources import Merged, Names, Source, TensorTable, resolve, unused
 
 __all__ = ["SUPPORTED", "TensorTable", "from_gguf", "gguf_sources"]
@@ -36,7 +37,8 @@ def from_gguf(metadata: Mapping[str, Any], tensors: TensorTable) -> tuple[Decode
     row = ROWS.get(arch)
     if row is None:
         raise ModelError(
-            f"architecture {arch[:64]!r} is not supported; supported are: {', '.join(SUPPORTED)}"
+            f"architecture {arch[:64]!r} is not supported{why_refused(arch)}; supported are: "
+            f"{', '.join(SUPPORTED)}"
         )
     keys = Keys(metadata, arch)
     spec = _read(keys, tensors, row)

@@ -15,6 +15,7 @@ from spola.spec import hf_parts as parts
 from spola.spec.decoder import Attention, DecoderSpec, Head, LearnedPositions, NoPositions
 from spola.spec.hf_config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, HfConfig, show
 from spola.spec.hf_rows import ROWS, HfRow
+from spola.spec.refused import why_refused
 from spola.spec.sources import Source, TensorTable, resolve, unused
 
 __all__ = ["SUPPORTED", "HfModel", "from_hf", "refuse_quantized", "spec_of_config"]
@@ -78,7 +79,10 @@ def _understood(values: Mapping[str, Any], name: str) -> tuple[HfRow, HfConfig, 
     row = ROWS.get(kind)
     if row is None:
         names = ", ".join(SUPPORTED)
-        raise ModelError(f"config.json: model_type {show(kind)} is not supported; supported are: {names}")
+        why = why_refused(kind)
+        raise ModelError(
+            f"config.json: model_type {show(kind)} is not supported{why}; supported are: {names}"
+        )
     config = HfConfig(values, row.defaults, row.aliases)
     refuse_quantized(values)
     return row, config, _read(config, row, kind, name or kind), warnings

@@ -1,0 +1,28 @@
+"""Why model types that people do have are not run, by name. What is run, ``spec.catalog`` says."""
+
+from __future__ import annotations
+
+__all__ = ["why_refused"]
+
+_LATENT = "it has latent attention, which no backend computes yet"
+_RECURRENT = "it has recurrent layers, which no backend computes"
+_HYBRID = "it mixes attention with recurrent layers, which no backend computes"
+_ENCODER = "it has an encoder, or is one; only decoders are run"
+
+# ``model_type`` of config.json and ``general.architecture`` of GGUF.
+_WHY = {
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek2", "kimi_k2"), _LATENT),
+    **dict.fromkeys(("minicpm3", "glm4_moe_lite", "longcat_flash"), _LATENT),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "xlstm"), _RECURRENT),
+    **dict.fromkeys(("rwkv", "rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), _RECURRENT),
+    **dict.fromkeys(("jamba", "bamba", "zamba", "zamba2", "falcon_h1", "falcon-h1", "nemotron_h"), _HYBRID),
+    **dict.fromkeys(("granitemoehybrid", "granitehybrid", "recurrent_gemma", "lfm2", "plamo2"), _HYBRID),
+    **dict.fromkeys(("qwen3_next", "qwen3next", "qwen3_5", "qwen35", "kimi_linear", "kimi-linear"), _HYBRID),
+    **dict.fromkeys(("t5", "mt5", "bart", "whisper", "bert", "nomic-bert", "modernbert"), _ENCODER),
+}
+
+
+def why_refused(kind: str) -> str:
+    """ ": it has ..." for a model type or architecture that is known and not run, else an empty string."""
+    why = _WHY.get(kind)
+    return f": {why}" if why else ""
