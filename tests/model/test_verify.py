@@ -149,6 +149,23 @@ def test_a_planted_fault_is_found(
     assert checks[check]["ok"] is False, (fault, checks)
 
 
+def test_rows_that_a_folder_keeps_joined(tmp_path: Path) -> None:
+    """InternLM2: wqkv in the folder, three permuted matrices in the file."""
+    good = make(tmp_path, "internlm2")
+    code, checks = verify(good, tmp_path / "hf")
+    assert code == 0, checks
+    assert checks["weights"]["ok"] is True
+
+    def swapped(keys: Keys, tensors: Tensors) -> None:
+        """Two heads of q in the wrong order, as from a wrong reading of the groups."""
+        q = tensors["blk.1.attn_q.weight"]
+        q[:] = q.reshape(4, 16, -1)[[0, 2, 1, 3]].reshape(q.shape)
+
+    code, checks = verify(changed(good, swapped), tmp_path / "hf")
+    assert code == 1
+    assert checks["weights"]["ok"] is False
+
+
 @pytest.mark.parametrize("target", ["Q8_0", "Q4_0"])
 def test_quantized_files_pass_and_a_scale_is_still_seen(target: str, tmp_path: Path) -> None:
     make(tmp_path, "gemma2")
