@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from spola.core.params import SamplingParams
 from spola.core.step import StepOutput, decode_step, encode_step
 from support.drive import Driver, Job, Outcome, greedy
 from support.tiny import Tiny, TinyModel
+from support.waiting import PATIENCE_S
 
 TINY = Tiny(seed=21, layers=2, hidden=128, ff=256, heads=6, kv_heads=3, head_dim=16)
 TOKENS = np.random.default_rng(6).integers(0, TINY.vocab, 700).tolist()
@@ -57,7 +59,8 @@ def until_all_worked(driver: Driver, names: tuple[str, ...], jobs: list[Job], al
     A worker takes what there is when it comes, so one that the system starts late may find nothing.
     """
     start = driver.runner.counters()
-    for _ in range(100):
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
         assert bits(driver.run(jobs, 64)) == alone
         done = zip(start, driver.runner.counters(), strict=True)
         if all(new[name] > old[name] for old, new in done for name in names):
