@@ -96,6 +96,26 @@ def test_two_models_at_once_answer_both(tmp_path: Path) -> None:
         assert sorted(answer.body["model"] for answer in answers) == ["one"] * 3 + ["three"] * 3 + ["two"] * 3
 
 
+def test_borrowed_routes_name_models_too(tmp_path: Path) -> None:
+    with serving(tmp_path, names=shelf(tmp_path, 15)) as running:
+        rows = ask(running, "/api/tags").body["models"]
+        assert [(row["name"], bool(row["digest"])) for row in rows] == [
+            ("one", True),
+            ("two", False),
+            ("three", False),
+        ]
+        short = {"inputs": "a", "parameters": {"max_new_tokens": 2}}
+        assert ask(running, "/generate", {**short, "model": "two"}).status == 200
+        assert loaded(running) == ["two"]
+        said = ask(running, "/completion", {"prompt": "a", "n_predict": 2, "model": "three"}).body
+        assert (said["model"], loaded(running)) == ("three", ["three"])
+        assert ask(running, "/api/show", {"model": "two:latest"}).body["modelfile"] == "FROM two\n"
+        assert [row["name"] for row in ask(running, "/api/ps").body["models"]] == ["two"]
+        assert ask(running, "/info?model=three").body["model_id"] == "three"
+        assert ask(running, "/generate", short).status == 200  # the default one
+        assert loaded(running) == ["one"]
+
+
 def test_turns_are_taken_in_the_order_of_asking() -> None:
     turns, order, inside = Turns(), [], []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jsonschema
 import msgspec
 import pytest
 
@@ -35,5 +36,9 @@ def test_fields_are_those_that_are_parsed(running: Running, path: str) -> None:
     assert schema.get("required", []) == required
     refused = ask(running, path, b"{}")
     assert refused.status == 400
+    answers = told["paths"][path]["post"]["responses"]["400"]["content"]["application/json"]
+    name = answers["schema"]["$ref"].rpartition("/")[2]
+    if not path.startswith("/v1/messages"):  # Anthropic's has no param
+        jsonschema.validate(refused.body, told["components"]["schemas"][name])
     for name in schema["properties"]:
         assert schema["properties"][name].get("description"), f"{path}: {name} has no description"

@@ -34,6 +34,8 @@ class About:
     streams: bool = False
     media: str = "application/json"
     public: bool = False
+    errors: str = "Error"  # the schema of its errors
+    model_query: bool = False  # ?model=NAME
 
 
 ROUTES: dict[str, About] = {
@@ -45,19 +47,25 @@ ROUTES: dict[str, About] = {
     "/v1/embeddings": About("Pooled hidden states of length 1", EmbeddingsRequest),
     "/tokenize": About("Ids of a text or of messages", TokenizeRequest),
     "/detokenize": About("The text of ids", DetokenizeRequest),
-    "/": About("TGI: a text goes on; the page is at GET", TgiRequest, streams=True),
-    "/generate": About("TGI: a text goes on", TgiRequest, streams=True),
-    "/generate_stream": About("TGI: an event for each token", TgiRequest, media="text/event-stream"),
-    "/info": About("TGI: the model and its limits; ?model=NAME"),
-    "/completion": About("llama-server: a text goes on", LlamaRequest, streams=True),
-    "/props": About("llama-server: the model and its settings; ?model=NAME"),
-    "/api/chat": About("Ollama: a chat", OllamaChatRequest, media="application/x-ndjson"),
-    "/api/generate": About("Ollama: a prompt", GenerateRequest, media="application/x-ndjson"),
-    "/api/embed": About("Ollama: pooled hidden states of length 1", EmbedRequest),
-    "/api/show": About("Ollama: one model", ShowRequest),
-    "/api/tags": About("Ollama: the models served"),
-    "/api/ps": About("Ollama: the models loaded"),
-    "/api/version": About("As /version"),
+    "/": About("TGI: a text goes on; the page is at GET", TgiRequest, streams=True, errors="ErrorText"),
+    "/generate": About("TGI: a text goes on", TgiRequest, streams=True, errors="ErrorText"),
+    "/generate_stream": About(
+        "TGI: an event for each token", TgiRequest, media="text/event-stream", errors="ErrorText"
+    ),
+    "/info": About("TGI: the model and its limits; ?model=NAME", errors="ErrorText", model_query=True),
+    "/completion": About("llama-server: a text goes on", LlamaRequest, streams=True, errors="ErrorCode"),
+    "/props": About(
+        "llama-server: the model and its settings; ?model=NAME", errors="ErrorCode", model_query=True
+    ),
+    "/api/chat": About("Ollama: a chat", OllamaChatRequest, media="application/x-ndjson", errors="ErrorText"),
+    "/api/generate": About(
+        "Ollama: a prompt", GenerateRequest, media="application/x-ndjson", errors="ErrorText"
+    ),
+    "/api/embed": About("Ollama: pooled hidden states of length 1", EmbedRequest, errors="ErrorText"),
+    "/api/show": About("Ollama: one model", ShowRequest, errors="ErrorText"),
+    "/api/tags": About("Ollama: the models served", errors="ErrorText"),
+    "/api/ps": About("Ollama: the models loaded", errors="ErrorText"),
+    "/api/version": About("As /version", errors="ErrorText"),
     "/v1/models": About("The models served"),
     "/v1/models/{name}": About("One of them"),
     "/v1/engine/live": About("The engine as it runs", media="text/event-stream"),
@@ -92,12 +100,34 @@ _ERROR = {
     },
 }
 
+# Ollama's and TGI's (with its kind), and llama-server's.
+_ERROR_TEXT = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
+}
+_ERROR_CODE = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message", "type"],
+            "properties": {
+                "code": {"type": "integer"},
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+            },
+        }
+    },
+}
+
 
 def document(served: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """The document for the routes in ``served``: path -> methods. Raises KeyError for an unknown path."""
     bodies = [about.body for about in ROUTES.values() if about.body is not None]
     _, schemas = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
-    schemas["Error"] = _ERROR
+    schemas |= {"Error": _ERROR, "ErrorText": _ERROR_TEXT, "ErrorCode": _ERROR_CODE}
     return {
         "openapi": "3.1.0",
         "info": {"title": "spola", "version": __version__},
@@ -119,7 +149,7 @@ def _operation(path: str, about: About) -> dict[str, Any]:
     content: dict[str, Any] = {about.media: {}}
     if about.streams:
         content["text/event-stream"] = {}
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{about.errors}"}}}
     out: dict[str, Any] = {
         "summary": about.line,
         "responses": {
@@ -131,6 +161,9 @@ def _operation(path: str, about: About) -> dict[str, Any]:
     if about.body is not None:
         schema = {"$ref": f"#/components/schemas/{about.body.__name__}"}
         out["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if about.model_query:
+        said = {"description": "One of the served models; absent: the default one."}
+        out["parameters"] = [{"name": "model", "in": "query", "schema": {"type": "string"}, **said}]
     if "{name}" in path:
         out["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     return out

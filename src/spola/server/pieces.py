@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from spola.core.step import TokenLogprob
-from spola.runtime.answer import Choice, Delta, Job
+from spola.runtime.answer import Delta, Job
 from spola.server.logprobs import LEAST, Listed
-from spola.server.replies import CompletionShape, Style
+from spola.server.replies import CompletionShape, Style, whole_delta
 
 __all__ = ["PieceShape", "entry_of"]
 
@@ -22,11 +22,11 @@ class PieceShape(CompletionShape):
     """
 
     def __init__(self, style: Style) -> None:
-        super().__init__(style)
+        super().__init__(style)  # no echo, one choice
 
     def whole(self, jobs: Sequence[Job]) -> dict[str, Any]:
         choice = jobs[0].choices[0]
-        piece = self._told(_all_of(choice))
+        piece = self._told(whole_delta(choice, 0))
         choices = [{"message": piece, "finish_reason": choice.finish_reason}]
         return {"choices": choices, "usage": self._usage(jobs)}
 
@@ -39,19 +39,6 @@ class PieceShape(CompletionShape):
         if delta.stop_id is not None:
             ended = delta.logprobs[-1] if delta.logprobs else TokenLogprob(delta.stop_id, 0.0)
         return {"content": delta.text, "listed": listed, "ids": delta.token_ids, "ended": ended}
-
-
-def _all_of(choice: Choice) -> Delta:
-    return Delta(
-        0,
-        choice.text,
-        tuple(choice.token_ids),
-        tuple(choice.logprobs),
-        choice.finish_reason,
-        choice.error,
-        choice.stop_id,
-        choice.stream.stopped,
-    )
 
 
 def entry_of(token: Listed) -> tuple[float, tuple[tuple[int, float], ...]]:

@@ -23,7 +23,7 @@ from spola.server.logprobs import (
 from spola.text.parts import Part, PlainReader, Reader
 from spola.text.tokenizer import Tokenizer
 
-__all__ = ["ChatShape", "CompletionShape", "Echo", "Shape", "Style", "finish_reason"]
+__all__ = ["ChatShape", "CompletionShape", "Echo", "Shape", "Style", "finish_reason", "whole_delta"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class _Base:
         )
 
 
-def _all_of(choice: Choice, index: int) -> Delta:
+def whole_delta(choice: Choice, index: int) -> Delta:
     """A finished choice as one Delta."""
     return Delta(
         index,
@@ -153,7 +153,7 @@ class CompletionShape(_Base):
         for place, job in enumerate(jobs):
             for rank, choice in enumerate(self._best(job)):
                 index = place * self._n + rank
-                choices.append(self._piece(_all_of(choice, index), place, job, first=True))
+                choices.append(self._piece(whole_delta(choice, index), place, job, first=True))
                 if job.params.prompt_logprobs is not None and self._asked_prompt:
                     choices[-1]["prompt_logprobs"] = prompt_table(
                         self.style.tokenizer, job.choices[0].prompt_logprobs, job.params.prompt_logprobs
@@ -254,7 +254,9 @@ class ChatShape(_Base):
 
     def whole(self, jobs: Sequence[Job]) -> dict[str, Any]:
         (job,) = jobs
-        choices = [self._choice(_all_of(choice, index), choice) for index, choice in enumerate(job.choices)]
+        choices = [
+            self._choice(whole_delta(choice, index), choice) for index, choice in enumerate(job.choices)
+        ]
         answer = self._whole(jobs, choices)
         if job.params.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_table(

@@ -6,7 +6,7 @@ them. The token that ended the answer is told last, as a special one without tex
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,15 +85,14 @@ class TgiReply:
     def _take(self, token: Listed) -> None:
         text = self._text[self._shown : token.end]
         self._shown = max(self._shown, token.end)
-        logprob, top = entry_of(token)
-        self._tokens.append(self._token(token.id, text, logprob))
-        self._tops.append([self._token(id, self._name(id), value) for id, value in top[: self._wanted.top]])
+        self._add(token.id, text, *entry_of(token))
 
     def _take_end(self, entry: TokenLogprob) -> None:
-        self._tokens.append(self._token(entry.id, self._name(entry.id), entry.logprob))
-        self._tops.append(
-            [self._token(id, self._name(id), value) for id, value in entry.top[: self._wanted.top]]
-        )
+        self._add(entry.id, self._name(entry.id), entry.logprob, entry.top)
+
+    def _add(self, id: int, text: str, logprob: float, top: Sequence[tuple[int, float]]) -> None:
+        self._tokens.append(self._token(id, text, logprob))
+        self._tops.append([self._token(id, self._name(id), value) for id, value in top[: self._wanted.top]])
 
     def _token(self, id: int, text: str, logprob: float) -> dict[str, Any]:
         tokenizer = self._wanted.tokenizer
