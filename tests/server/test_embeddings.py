@@ -91,7 +91,7 @@ def test_ids_and_pooling(real: Running) -> None:
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "a", "pooling": "cls"}, "pooling"),
         ({"input": "a", "model": "other"}, "model"),
-        ({"input": [10**9]}, "prompt"),
+        ({"input": [10**9]}, "input"),
     ],
 )
 def test_wrong_requests_are_named(running: Running, body: dict[str, Any], param: str) -> None:

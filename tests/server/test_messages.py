@@ -299,7 +299,7 @@ def test_a_response_with_logprobs(running: Running) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call", "name": "a"}]}, "input[0].arguments"),
-        ({"input": "a", "max_output_tokens": 0}, "max_tokens"),
+        ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "a", "model": "x"}, "model"),
     ],
 )

@@ -79,7 +79,10 @@ def quantize(
     for index, (plan, name) in enumerate(chosen):
         data = partial(_data, model.file, plan, name, convert, partial(progress, index, count, plan.name))
         tensors.append(NewTensor(plan.name, BY_NAME[name], plan.info.shape, data))
-    write_gguf(out, metadata, tensors, types=types)
+    try:
+        write_gguf(out, metadata, tensors, types=types)
+    except OSError as error:  # a full disk; what was written is gone again
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None
     sizes: dict[str, int] = {}
     for tensor in tensors:
         sizes[tensor.dtype.name] = sizes.get(tensor.dtype.name, 0) + tensor.nbytes
