@@ -146,7 +146,7 @@ def start(model: str, backend: str) -> tuple[subprocess.Popen[str], int]:
         "--json",
     ]
     process = subprocess.Popen(
-        [*command, "--max-model-len", "1024", "--log-format", "off", "--request-timeout", "60"],
+        [*command, "--max-model-len", "1024", "--log-format", "off"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -178,7 +178,7 @@ def main() -> int:
 def run(process: subprocess.Popen[str], port: int, bodies: int, rng: random.Random) -> int:
     statuses: Counter[tuple[str, int]] = Counter()
     problems: list[str] = []
-    slowest, warm = 0.0, 0
+    slowest, warm = (0.0, ""), 0
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     for number in range(bodies):
         if number == WARM:
@@ -198,7 +198,7 @@ def run(process: subprocess.Popen[str], port: int, bodies: int, rng: random.Rand
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             text, status = repr(error).encode(), 0
-        slowest = max(slowest, time.monotonic() - began)
+        slowest = max(slowest, (time.monotonic() - began, f"body {number} {path} {data[:200]!r}"))
         statuses[path, status] += 1
         if status >= 500 or status == 0 or b"internal error" in text:
             problems.append(f"body {number} {path} {status}: {data[:500]!r} -> {text[:300]!r}")
@@ -210,7 +210,8 @@ def run(process: subprocess.Popen[str], port: int, bodies: int, rng: random.Rand
         print(f"{count:6}  {status}  {path}")
     if process.poll() is None and bodies > WARM:
         grown = resident(process.pid) - warm
-        print(f"slowest answer {slowest:.2f} s; memory grew by {grown / 2**20:.1f} MB after body {WARM}")
+        print(f"slowest answer {slowest[0]:.2f} s: {slowest[1]}")
+        print(f"memory grew by {grown / 2**20:.1f} MB after body {WARM}")
         if grown > GROWTH:
             problems.append(f"memory grew by {grown} bytes")
     for problem in problems[:20]:

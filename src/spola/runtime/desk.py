@@ -60,7 +60,7 @@ class Ticket:
         self.jobs = tuple(jobs)
         self.client = client
         self._waiting: dict[int, Delta] = {}
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # of whoever waits in ``get``: one at a time
         self._ended = asyncio.Event()
 
     @property
@@ -87,7 +87,8 @@ class Ticket:
                 delta.cut,
             )
         self._waiting[delta.index] = delta
-        self._news.set()
+        if self._reader is not None:
+            _wake(self._reader)
         if self.done:
             self._ended.set()
 
@@ -98,11 +99,16 @@ class Ticket:
     async def get(self, timeout: float | None = None) -> list[Delta]:
         """News since the last call, at least one unless ``timeout`` seconds pass without."""
         if not self._waiting:
-            self._news.clear()
+            # A future and a timer: asyncio.wait_for makes a task for each token of each stream.
+            loop = asyncio.get_running_loop()
+            self._reader = reader = loop.create_future()
+            timer = None if timeout is None else loop.call_later(timeout, _wake, reader)
             try:
-                await asyncio.wait_for(self._news.wait(), timeout)
-            except TimeoutError:
-                return []
+                await reader
+            finally:
+                self._reader = None
+                if timer is not None:
+                    timer.cancel()
         news = list(self._waiting.values())
         self._waiting.clear()
         return news
@@ -250,6 +256,11 @@ class _Board:
                 if delta.finish_reason is not None:
                     self._close(piece.id)
                 ticket.put(delta)
+
+
+def _wake(reader: asyncio.Future[None]) -> None:
+    if not reader.done():
+        reader.set_result(None)
 
 
 def _least(*seconds: float | None) -> float | None:

@@ -7,6 +7,7 @@ and vLLM's ``gen_ai.latency.*``, which dashboards know; the rest is ``spola.*``.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 __all__ = ["Spans"]
+
+EXPORT_S = 3.0  # for one batch, with its repetitions: also how long a dead collector may hold up the end
 
 
 class Spans:
@@ -52,7 +55,9 @@ class Spans:
         resource = Resource({SERVICE_NAME: "spola", SERVICE_VERSION: __version__})
         # The environment is read last, so that OTEL_SERVICE_NAME wins.
         provider = TracerProvider(resource=resource.merge(_told()), shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        timeout = None if "OTEL_EXPORTER_OTLP_TIMEOUT" in os.environ else EXPORT_S
+        exporter = OTLPSpanExporter(endpoint=endpoint, timeout=timeout)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
         return cls(provider)
 
     def note(
