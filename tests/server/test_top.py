@@ -62,7 +62,11 @@ def test_a_busy_step_is_drawn() -> None:
 
 @pytest.mark.parametrize(
     ("url", "said"),
-    [("http://127.0.0.1:9", "cannot be reached"), ("ftp://x", "is no address"), ("http://", "is no address")],
+    [
+        ("http://127.0.0.1:9", "cannot be reached: Connection refused"),
+        ("ftp://x", "is no address"),
+        ("http://", "is no address"),
+    ],
 )
 def test_no_server_is_one_line(url: str, said: str) -> None:
     with pytest.raises(SpolaError, match=said):

@@ -195,7 +195,7 @@ def command(
 
     def ready(url: str, service: Service) -> None:
         names = [name for names in named for name in names]
-        say(f"serving {', '.join(names)} on {url}")
+        say(f"serving {', '.join(names)} on {url}; the page is at {url.removesuffix('/v1')}/")
         if as_json:
             emit_json({"url": url, "model": names[0], "names": names, "config": service.config})
             sys.stdout.flush()

@@ -74,13 +74,17 @@ class _Feed:
                 if line.startswith(b"data: "):
                     yield msgspec.json.decode(line[6:])
         except (OSError, http.client.HTTPException) as error:
-            raise SpolaError(f"{self._url} cannot be reached: {error or type(error).__name__}") from None
+            raise SpolaError(f"{self._url} cannot be reached: {_why(error)}") from None
         except msgspec.DecodeError:
             raise SpolaError(f"{self._url} is no spola server") from None
         raise SpolaError(f"{self._url} has ended the stream")
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _reason(body: bytes) -> str:
