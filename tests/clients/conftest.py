@@ -34,7 +34,7 @@ def url() -> Iterator[str]:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("serving "):
-                yield line.split()[-1].removesuffix("/v1")
+                yield line.partition(" on ")[2].partition(";")[0].removesuffix("/v1")
                 break
         else:
             pytest.fail("the server did not start")
