@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -188,6 +189,18 @@ class Terminal:
         before, _, self.seen = self.seen.partition(text)
         return before
 
+    def clear(self) -> None:
+        """Ctrl-C at the prompt, until there is a new one.
+
+        Python sees an interrupt between the prompt and its wait for a key only at the next one (readline.c).
+        """
+        for _ in range(20):
+            self.type("\x03")
+            with contextlib.suppress(AssertionError):
+                self.until("> ", within=6)
+                return
+        raise AssertionError("an interrupt brings no new prompt")
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -211,8 +224,7 @@ def test_a_chat_on_a_terminal() -> None:
         terminal.type("\x03")
         terminal.until("(stopped)")
         terminal.until("> ")
-        terminal.type("\x03")  # at the prompt it clears the line
-        terminal.until("> ")
+        terminal.clear()
         terminal.type("Say hi.\n")
         terminal.until("Say hi.")
         assert len(terminal.until("> ").strip()) > 1
