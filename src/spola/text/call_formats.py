@@ -20,7 +20,23 @@ __all__ = ["HermesReader", "LlamaReader", "MistralReader"]
 _MAX_NAME = 256
 
 
-class HermesReader(CallReader):
+class _MarkedReader(CallReader):
+    """Content up to the marker ``OPEN``; what follows it begins in ``_opening``."""
+
+    OPEN = ""
+
+    def _content(self) -> bool:
+        if self._until(self.OPEN) is None:
+            return False
+        self._raw = self.OPEN
+        self._state = self._opening
+        return True
+
+    def _opening(self) -> bool:
+        raise NotImplementedError
+
+
+class HermesReader(_MarkedReader):
     """``schemas``: the parameters of each tool, for the types of Qwen3-Coder's values."""
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -30,13 +46,6 @@ class HermesReader(CallReader):
         self._schemas = schemas or {}
         self._tool = ""
         self._first = True
-
-    def _content(self) -> bool:
-        if self._until(self.OPEN) is None:
-            return False
-        self._raw = self.OPEN
-        self._state = self._opening
-        return True
 
     def _opening(self) -> bool:
         if not self._skip_blanks():
@@ -163,17 +172,10 @@ class LlamaReader(CallReader):
         return True
 
 
-class MistralReader(CallReader):
+class MistralReader(_MarkedReader):
     """Both forms, told apart by what follows the marker."""
 
     OPEN, ARGS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-
-    def _content(self) -> bool:
-        if self._until(self.OPEN) is None:
-            return False
-        self._raw = self.OPEN
-        self._state = self._opening
-        return True
 
     def _opening(self) -> bool:
         if not self._skip_blanks():
