@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("spola._native", reason="the native extension is not built")
 
 from spola.server.serve import bind
+from support.tools import ROOT, load_tool
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def _tool() -> Any:
-    spec: Any = importlib.util.spec_from_file_location("figures_run", ROOT / "tools" / "figures.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["figures_run"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-FIGURES = _tool()
+FIGURES = load_tool("figures")
 MADE = {name: commands for one in FIGURES.chapters("en") for name, commands in one.figures.items()}
 
 

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import click
 import pytest
 
 from spola.cli import main as cli
+from support.tools import load_tool
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "tools" / "figures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["figures"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-FIGURES = tool()
+FIGURES = load_tool("figures")
 COMMANDS = sorted({line for one in FIGURES.chapters("en") for block in one.blocks for line in block})
 
 
