@@ -26,7 +26,7 @@ def convert(source: str, target: str, rows: int, columns: int, data: object) -> 
 def open_folder(folder: Path, case: Case) -> Model:
     """The case as a folder that has a tokenizer, of no more tokens than the model has rows."""
     write_folder(folder, case)
-    folder_tokenizer(folder, case.config["vocab_size"])
+    folder_tokenizer(folder, case.text_config["vocab_size"])
     return open_model(resolve_model(str(folder)))
 
 
@@ -51,7 +51,7 @@ def test_experts_and_norms_with_an_offset_are_quantized_from_bf16(tmp_path: Path
     for name in ("gemma2", "mixtral"):
         case = case_of(name)
         write_folder(tmp_path / name, case, dtype="BF16")
-        folder_tokenizer(tmp_path / name, case.config["vocab_size"])
+        folder_tokenizer(tmp_path / name, case.text_config["vocab_size"])
         with open_model(resolve_model(str(tmp_path / name))) as model:
             done = quantize(model, tmp_path / f"{name}.gguf", "Q8_0", convert)
         assert set(done.bytes_by_type) >= {"F32", "Q8_0"} or done.notes

@@ -46,6 +46,11 @@ class Case:
     logits: np.ndarray
     greedy: list[int]
 
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The configuration of the decoder: a part of the file's, where that is of a model with images."""
+        return self.config.get("text_config", self.config)
+
 
 def read_case(name: str) -> Case:
     raw = json.loads((_FOLDER / f"{name}.json").read_text())

@@ -25,13 +25,13 @@ __all__ = ["ARCHS", "gguf_metadata", "write_case_gguf"]
 
 # Model type -> architecture.
 ARCHS = {entry.model_type: entry.arch for entry in CATALOG}
-_PERMUTED = ("llama", "granite", "smollm3", "internlm2")
+_PERMUTED = ("llama", "granite", "smollm3", "internlm2", "minicpm", "baichuan")
 _LAYER_NORM = ("gpt2", "gptneox", "starcoder2", "falcon", "stablelm", "phi2", "command-r", "cohere2")
 
 
 def gguf_metadata(case: Case) -> dict[str, Any]:
     """The keys of the model; no tokenizer."""
-    c = case.config
+    c = case.text_config
     arch = ARCHS[c["model_type"]]
     hidden, heads = _get(c, "hidden_size", "n_embd"), _get(c, "num_attention_heads", "n_head")
     layers = _get(c, "num_hidden_layers", "n_layer")
@@ -122,10 +122,12 @@ def _rope_keys(c: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
                 "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
             }
         case "longrope":
-            original = c["original_max_position_embeddings"]
+            original = _get(c | rope, "original_max_position_embeddings")
             factor = c["max_position_embeddings"] / original
             keys["rope.scaling.original_context_length"] = original
             keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(original))
+            if c["model_type"] == "minicpm":
+                keys["rope.scaling.type"] = "longrope"
     return keys
 
 
@@ -143,6 +145,10 @@ def _arch_keys(arch: str, c: Mapping[str, Any]) -> dict[str, Any]:
             keys["embedding_scale"] = c["embedding_multiplier"]
             keys["residual_scale"] = c["residual_multiplier"]
             keys["logit_scale"] = c["logits_scaling"]
+        case "minicpm":
+            keys["embedding_scale"] = float(c["scale_emb"])
+            keys["residual_scale"] = c["scale_depth"] / c["num_hidden_layers"] ** 0.5
+            keys["logit_scale"] = c["hidden_size"] / c["dim_model_base"]
         case "command-r" | "cohere2":
             keys["logit_scale"] = c["logit_scale"]
         case "gptneox" | "stablelm":
@@ -159,13 +165,16 @@ def _arch_keys(arch: str, c: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensors(case: Case) -> dict[str, np.ndarray]:
-    c = case.config
+    c = case.text_config
     arch = ARCHS[c["model_type"]]
     layers = _get(c, "num_hidden_layers", "n_layer")
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper().replace("-", "_")], layers)
     out: dict[str, np.ndarray] = {}
-    weights = _oss_experts(case.weights) if arch == "gpt-oss" else _stacked(case.weights)
+    prefix = "" if c is case.config else "language_model."
+    own = {name.removeprefix(prefix): x for name, x in case.weights.items() if name.startswith(prefix)}
+    weights = _oss_experts(own) if arch == "gpt-oss" else _stacked(own)
     weights = _taken_apart(weights, c) if arch == "internlm2" else weights
+    weights = _unpacked(weights) if arch == "baichuan" else weights
     for name, values in weights.items():
         new = table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
@@ -216,6 +225,15 @@ def _taken_apart(weights: Mapping[str, np.ndarray], c: Mapping[str, Any]) -> dic
         layer, kind = name.split("attention.wqkv.")
         parts = np.split(_in_blocks(values, heads, kv), [heads * dim, (heads + kv) * dim])
         out |= {f"{layer}self_attn.{w}_proj.{kind}": part for w, part in zip("qkv", parts, strict=True)}
+    return out
+
+
+def _unpacked(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Baichuan's W_pack as three matrices."""
+    out: dict[str, np.ndarray] = {}
+    for name, values in weights.items():
+        names = [name.replace("W_pack", f"{w}_proj") for w in "qkv"] if ".W_pack." in name else [name]
+        out |= dict(zip(names, np.split(values, len(names)), strict=True))
     return out
 
 

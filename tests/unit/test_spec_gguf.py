@@ -216,7 +216,7 @@ def test_rope_factors_tensor() -> None:
     [
         (
             {"general__architecture": "nope"},
-            "architecture 'nope' is not supported; supported are: chatglm, ",
+            "architecture 'nope' is not supported; supported are: baichuan, ",
         ),
         ({"general__architecture": "mamba"}, "'mamba' is not supported: it has recurrent layers, "),
         ({"general__architecture": "deepseek2"}, "'deepseek2' is not supported: it has latent attention, "),

@@ -25,7 +25,12 @@ _DYNAMIC = "no positions past `max_position_embeddings`, where dynamic rope scal
 
 CATALOG = (
     Entry("Llama 1 to 3.x, SmolLM, SmolLM2 and others of that shape", "llama", "llama", _DYNAMIC),
-    Entry("Mistral, Mistral Nemo", "mistral", "llama"),
+    Entry(
+        "Mistral, Mistral Nemo, Mistral Small 3",
+        "mistral",
+        "llama",
+        "text only: of a `mistral3` with images that part is loaded",
+    ),
     Entry("Mixtral", "mixtral", "llama"),
     Entry("Qwen 2, Qwen 2.5", "qwen2", "qwen2", "GGUF files say nothing of windows"),
     Entry("Qwen 1.5 and 2 with experts", "qwen2_moe", "qwen2moe"),
@@ -46,6 +51,18 @@ CATALOG = (
     Entry("OLMo 3", "olmo3", "olmo2"),
     Entry("OLMoE", "olmoe", "olmoe", "clip_qkv"),
     Entry("InternLM2, InternLM2.5", "internlm2", "internlm2", _DYNAMIC),
+    Entry(
+        "MiniCPM 1 and 2, MiniCPM4 without sparse attention",
+        "minicpm",
+        "minicpm",
+        "experts; sparse attention; GGUF files without the three scales",
+    ),
+    Entry(
+        "Baichuan 7B",
+        "baichuan",
+        "baichuan",
+        "Baichuan 13B (ALiBi), folders of Baichuan 2 (normalised head); GGUF does not tell Baichuan 2 from 1",
+    ),
     Entry("GPT-2", "gpt2", "gpt2", "in GGUF no scaling by layer"),
     Entry("GPT-NeoX, Pythia", "gpt_neox", "gptneox", "in GGUF the activation is the exact gelu"),
     Entry("StarCoder 2", "starcoder2", "starcoder2"),

@@ -99,6 +99,9 @@ def _sizes(keys: Keys) -> _Sizes:
 
 def _read(keys: Keys, tensors: TensorTable, row: GgufRow) -> DecoderSpec:
     sizes = _sizes(keys)
+    refused = row.refused(sizes.layers)
+    if refused is not None:
+        raise ModelError(f"this {keys.arch} model is not supported: {refused}")
     norm = row.family.make_norm(parts.epsilon(keys, row.family.norm))
     scales = parts.scales(keys, row, sizes.hidden)
     positions = parts.positions(keys, tensors, row, sizes.layers, sizes.k_dim, sizes.context)

@@ -23,7 +23,7 @@ __all__ = ["SUPPORTED", "HfModel", "from_hf", "refuse_quantized", "spec_of_confi
 SUPPORTED = tuple(sorted(ROWS))
 
 # Models that hold one of ours as their text part: model type -> that part's type and key.
-_WRAPPED = {"gemma3": ("gemma3_text", "text_config")}
+_WRAPPED = {"gemma3": ("gemma3_text", "text_config"), "mistral3": ("mistral", "text_config")}
 _PREFIXES = ("", "language_model.", "model.language_model.")
 # Buffers that old checkpoints carry and that follow from the configuration.
 _BUFFERS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
@@ -42,20 +42,25 @@ def from_hf(
     values: Mapping[str, Any], tensors: TensorTable, name: str = "", *, tied: bool | None = None
 ) -> HfModel:
     """The model that ``values`` (a parsed ``config.json``) describe. ``tied`` overrides what they say of it.
+    Of a model that wraps this one the files decide: its two configurations contradict each other in practice.
 
     ``tensors``: name in the files -> DType name and shape. Raises ModelError naming the key or tensor at
     fault, or the model type with the supported ones.
     """
     row, config, spec, warnings = _understood(values, name)
+    wrapped = values.get("model_type") in _WRAPPED
+    prefix = _prefix(row, tensors)
+    if tied is None and wrapped:
+        tied = f"{prefix}lm_head.weight" not in tensors
     if tied is not None:
         spec = replace(spec, head=replace(spec.head, tied=tied))
     parts.refuse_other(config)
-    prefix = _prefix(row, tensors)
     sources = resolve(spec, row.names.names(prefix), tensors)
     dead = {"lm_head.weight"} if spec.head.tied else set()
 
     def harmless(tensor: str) -> bool:
-        return tensor.endswith(_BUFFERS) or tensor.removeprefix(prefix) in dead
+        other_part = wrapped and not tensor.startswith(prefix)
+        return other_part or tensor.endswith(_BUFFERS) or tensor.removeprefix(prefix) in dead
 
     warnings += unused(sources, tensors, harmless)
     return HfModel(spec, sources, tuple(warnings + config.unread(parts.HARMLESS)))
@@ -83,6 +88,9 @@ def _understood(values: Mapping[str, Any], name: str) -> tuple[HfRow, HfConfig, 
         raise ModelError(
             f"config.json: model_type {show(kind)} is not supported{why}; supported are: {names}"
         )
+    refused = row.refused(values)
+    if refused is not None:
+        raise ModelError(f"config.json: this {kind} model is not supported: {refused}")
     config = HfConfig(values, row.defaults, row.aliases)
     refuse_quantized(values)
     return row, config, _read(config, row, kind, name or kind), warnings

@@ -73,6 +73,10 @@ def scales(keys: Keys, row: GgufRow, hidden: int) -> Scales:
         if key not in row.optional:
             return neutral
         value = keys.optional_number(key, 0.0, 1e9)
+        if value is None and key in row.stated:
+            raise ModelError(
+                f"key {keys.arch}.{key} is missing; convert the model again with a newer converter"
+            )
         return (value if value is not None else row.optional[key]) or neutral
 
     embedding = read("embedding_scale", 1.0) or 1.0

@@ -39,7 +39,8 @@ class GgufRow:
     square root of the width. ``optional`` keys are obeyed by this architecture only, with the value that
     stands for a missing one. ``logits_multiplied``: the key ``logit_scale`` is a factor, not a divisor.
     ``placing``: how a layer tells where its norms are. ``renames``: names in a layer that differ, by
-    canonical name, best first.
+    canonical name, best first. ``stated`` keys must be in the file.
+    ``refused``: why a model of so many layers is.
     """
 
     family: Family
@@ -63,6 +64,8 @@ class GgufRow:
     up_offset: float = 0.0
     yarn_truncate: bool = True
     renames: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stated: tuple[str, ...] = ()
+    refused: Callable[[int], str | None] = lambda layers: None
 
 
 _SOFTCAPS: dict[str, float | None] = {"final_logit_softcapping": None}
@@ -74,6 +77,15 @@ _GRANITE: dict[str, float | None] = {
     "residual_scale": None,
     "logit_scale": None,
 }
+
+# Files made before these keys came leave them to the reader.
+_MINICPM: dict[str, float | None] = {"embedding_scale": None, "residual_scale": None, "logit_scale": None}
+
+
+def _baichuan(layers: int) -> str | None:
+    """Files do not say which positions the model has: readers go by its depth."""
+    return "it has ALiBi instead of rope (13B), which no backend computes yet" if layers == 40 else None
+
 
 ROWS: dict[str, GgufRow] = {
     "llama": GgufRow(families.LLAMA, "interleaved"),
@@ -105,6 +117,8 @@ ROWS: dict[str, GgufRow] = {
     "olmo2": GgufRow(families.OLMO2, window_every=4, window_unscaled=True),
     "olmoe": GgufRow(families.OLMOE, normalised_experts=False),
     "internlm2": GgufRow(families.LLAMA, "interleaved"),
+    "minicpm": GgufRow(families.LLAMA, "interleaved", optional=_MINICPM, stated=tuple(_MINICPM)),
+    "baichuan": GgufRow(families.LLAMA, "interleaved", refused=_baichuan),
     "gpt2": GgufRow(families.GPT2, rope=False, learned_positions=True),
     "gptneox": GgufRow(families.NEOX, placing="neox"),
     "starcoder2": GgufRow(families.STARCODER2),

@@ -12,6 +12,7 @@ from spola.spec.manifest import TensorInfo
 from spola.spec.sources import Merged, Names
 
 __all__ = [
+    "BAICHUAN",
     "FALCON",
     "GLM",
     "GLM4",
@@ -92,6 +93,7 @@ PHI3 = HfNames(
         Merged(("mlp.gate", "mlp.up"), "mlp.gate_up_proj"),
     )
 )
+BAICHUAN = HfNames(merged=(Merged(_QKV, "self_attn.W_pack"),))
 GLM = HfNames(merged=(Merged(("mlp.gate", "mlp.up"), "mlp.gate_up_proj"),))
 GLM4 = HfNames(
     parts={

@@ -12,7 +12,7 @@ from typing import Any
 from spola.core.errors import ModelError
 from spola.spec.decoder import Activation, DenseMlp, MoeMlp, NoPositions, Positions, Router
 from spola.spec.families import Placement
-from spola.spec.hf_config import MAX_CONTEXT, MAX_HEADS, MAX_WIDTH, HfConfig, show
+from spola.spec.hf_config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, HfConfig, show
 from spola.spec.hf_rope import read_rope, rope_parameters
 from spola.spec.hf_rows import HfRow
 
@@ -67,6 +67,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "scale_attn_weights": (True,),
     "sliding_window": (0,),
+    "sparse_config": ({},),
     "use_bidirectional_attention": (False,),
     "use_bias": (False,),
     "use_parallel_residual": (False,),
@@ -96,7 +97,9 @@ HARMLESS = frozenset(
         "hidden_dropout",
         "initializer_range",
         "max_window_layers",
+        "model_max_length",
         "model_type",
+        "mup_denominator",
         "n_ctx",
         "output_router_logits",
         "pad_token_id",
@@ -339,11 +342,18 @@ def scales(config: HfConfig, row: HfRow, head_dim: int, hidden: int) -> Scales:
     divisor = factor("logits_scaling")
     if divisor == 0.0:
         raise ModelError("config.json: logits_scaling must not be 0")
+    embedding, residual = factor("embedding_multiplier") * factor("scale_emb"), factor("residual_multiplier")
+    logits = factor("logit_scale") / divisor
+    if (
+        "scale_depth" in row.optional
+    ):  # MiniCPM (arXiv 2404.06395): widths and depths that hyperparameters keep
+        residual *= factor("scale_depth") / config.integer("num_hidden_layers", 1, MAX_LAYERS) ** 0.5
+        logits *= config.number("dim_model_base", 1.0, 1e9, default=1.0) / hidden
     return Scales(
         attention=attention,
-        embedding=factor("embedding_multiplier") * (hidden**0.5 if row.scaled_embedding else 1.0),
-        residual=factor("residual_multiplier"),
-        logits=factor("logit_scale") / divisor,
+        embedding=embedding * (hidden**0.5 if row.scaled_embedding else 1.0),
+        residual=residual,
+        logits=logits,
         attention_softcap=read("attn_logit_softcapping", None) or None,
         logit_softcap=read("final_logit_softcapping", None) or None,
         by_layer=by_layer,

@@ -6,7 +6,7 @@ equals them. Reads nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -57,6 +57,18 @@ class HfRow:
     moe: Literal["none", "mixtral", "qwen2", "qwen3", "olmoe"] = "none"
     tied: bool = False  # what a missing tie_word_embeddings means
     legacy_gelu: bool = False  # "gelu" stands for the tanh approximation
+    refused: Callable[[Mapping[str, Any]], str | None] = lambda values: (
+        None
+    )  # why, of some models of the type
+
+
+def _baichuan(values: Mapping[str, Any]) -> str | None:
+    """Baichuan's models share a model type; nothing but their sizes tells them apart."""
+    if values.get("max_position_embeddings") is None:  # the 13B models name model_max_length only
+        return "it has ALiBi instead of rope (Baichuan 13B), which no backend computes yet"
+    if values.get("vocab_size", 64000) > 64000:
+        return "it normalises the rows of its head (Baichuan 2), which is not done yet"
+    return None
 
 
 _GEMMA_DEFAULTS = {"head_dim": 256, "rms_norm_eps": 1e-6, "max_position_embeddings": 8192}
@@ -246,6 +258,17 @@ ROWS: dict[str, HfRow] = {
         defaults=_RMS6 | {"max_position_embeddings": 2048, "bias": True},
         qkv_bias="bias",
         out_bias="bias",
+    ),
+    "minicpm": HfRow(
+        families.LLAMA,
+        defaults=_RMS6 | {"max_position_embeddings": 2048},
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        optional=("scale_emb", "scale_depth", "dim_model_base"),
+        tied=True,
+    ),
+    "baichuan": HfRow(
+        families.LLAMA, hf_names.BAICHUAN, defaults=_RMS6 | {"vocab_size": 64000}, refused=_baichuan
     ),
     "gpt2": HfRow(
         families.GPT2,
