@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type Turn, useConversation } from "./conversation";
 import { useShared } from "./context";
+import { Explain } from "./Explain";
 import { Markdown } from "./Markdown";
 import { SettingsPanel } from "./SettingsPanel";
 import type { Change, Settings } from "./settings";
@@ -65,10 +66,17 @@ function Message({ turn, live, probabilities }: { turn: Turn; live: boolean; pro
       )}
       {mine ? (
         <p class="plain">{turn.content}</p>
+      ) : turn.explanation?.tokens.length && !live ? (
+        <Explain explanation={turn.explanation} />
       ) : probabilities && turn.tokens.length && !live ? (
         <Tokens tokens={turn.tokens} />
       ) : (
         <Markdown text={turn.content} />
+      )}
+      {live && turn.explanation && (
+        <p class="quiet" role="status">
+          {t.explaining} {turn.explanation.tokens.length} / {turn.explanation.steps.reduce((sum, step) => sum + step.new_tokens.length, 0)}
+        </p>
       )}
       {live && !turn.content && !turn.reasoning && <span class="pulse" aria-hidden="true" />}
       {turn.error && (

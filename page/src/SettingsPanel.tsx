@@ -21,6 +21,10 @@ export function SettingsPanel({ settings, change }: { settings: Settings; change
           <input type="checkbox" checked={settings.probabilities} onChange={(e) => change({ probabilities: e.currentTarget.checked })} />
           {t.probabilities}
         </label>
+        <label class="wide check">
+          <input type="checkbox" checked={settings.explain} onChange={(e) => change({ explain: e.currentTarget.checked })} />
+          {t.explain}
+        </label>
       </div>
     </details>
   );

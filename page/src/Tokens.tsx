@@ -3,39 +3,53 @@ import { useRef, useState } from "preact/hooks";
 import type { TokenLogprob } from "./api";
 import { useShared } from "./context";
 
-export function Tokens({ tokens }: { tokens: TokenLogprob[] }) {
+interface StripProps {
+  tokens: { text: string; logprob: number }[];
+  at: number;
+  choose: (place: number) => void;
+}
+
+/** The tokens as one line of text with a cursor; the arrow keys move it. */
+export function Strip({ tokens, at, choose }: StripProps) {
   const { t, f } = useShared();
-  const [at, setAt] = useState(0);
   const list = useRef<HTMLDivElement>(null);
-  const chosen = tokens[at];
 
   const move = (event: KeyboardEvent) => {
     const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 }[event.key];
     if (by === undefined) return;
     event.preventDefault();
     const next = Math.min(tokens.length - 1, Math.max(0, at + by));
-    setAt(next);
+    choose(next);
     list.current?.querySelectorAll("button")[next]?.focus();
   };
 
   return (
+    <div role="group" aria-label={t.tokenHelp} ref={list} onKeyDown={move}>
+      {tokens.map(({ text, logprob }, i) => (
+        <button
+          type="button"
+          key={i}
+          tabIndex={i === at ? 0 : -1}
+          aria-pressed={i === at}
+          class={`token p${shade(logprob)}`}
+          title={f.percent(Math.exp(logprob), 1)}
+          onClick={() => choose(i)}
+          onFocus={() => choose(i)}
+        >
+          {visible(text)}
+        </button>
+      ))}
+    </div>
+  );
+}
+
+export function Tokens({ tokens }: { tokens: TokenLogprob[] }) {
+  const { t, f } = useShared();
+  const [at, setAt] = useState(0);
+  const chosen = tokens[at];
+  return (
     <div class="tokens">
-      <div role="group" aria-label={t.tokenHelp} ref={list} onKeyDown={move}>
-        {tokens.map((token, i) => (
-          <button
-            type="button"
-            key={i}
-            tabIndex={i === at ? 0 : -1}
-            aria-pressed={i === at}
-            class={`token p${shade(token.logprob)}`}
-            title={f.percent(Math.exp(token.logprob), 1)}
-            onClick={() => setAt(i)}
-            onFocus={() => setAt(i)}
-          >
-            {visible(token.token)}
-          </button>
-        ))}
-      </div>
+      <Strip tokens={tokens.map(({ token, logprob }) => ({ text: token, logprob }))} at={at} choose={setAt} />
       {chosen && (
         <table>
           <caption>
@@ -72,6 +86,6 @@ function shade(logprob: number): number {
   return p > 0.9 ? 0 : p > 0.6 ? 1 : p > 0.3 ? 2 : p > 0.1 ? 3 : 4;
 }
 
-function visible(text: string): string {
+export function visible(text: string): string {
   return text.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥");
 }

@@ -30,9 +30,50 @@ export interface Delta {
   reasoning?: string | null;
 }
 
+/** One of the ten likeliest tokens at a place of an explained answer. */
+export interface Candidate {
+  id: number;
+  text: string;
+  logit: number;
+  logprob: number | null;
+  probability: number;
+  after_temperature: number;
+  after_filters: number;
+  drawn: boolean;
+}
+
+export interface ExplainedToken {
+  position: number;
+  id: number;
+  text: string;
+  logprob: number;
+  best: Candidate[];
+}
+
+/** A step that computed something of an explained answer; bytes read and seconds are of the whole step. */
+export interface ExplainedStep {
+  step: number;
+  phase: "prefill" | "decode";
+  rows: number;
+  position: number;
+  new_tokens: number[];
+  kv_bytes: number;
+  requests: number;
+  bytes_read: number;
+  seconds: number;
+  bound_s?: number;
+  bound?: "memory" | "compute";
+}
+
+export interface Explanation {
+  steps: ExplainedStep[];
+  tokens: ExplainedToken[];
+}
+
 export interface Chunk {
   choices: { delta: Delta; finish_reason: string | null; logprobs?: { content: TokenLogprob[] | null } | null }[];
   usage?: Usage | null;
+  explain?: Explanation;
 }
 
 export interface Message {
@@ -49,6 +90,7 @@ export interface ChatRequest {
   seed?: number;
   logprobs?: boolean;
   top_logprobs?: number;
+  explain?: boolean;
 }
 
 export interface StepSlice {

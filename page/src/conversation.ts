@@ -1,13 +1,16 @@
 // The conversation and the request in flight. State only; Chat.tsx draws it.
 import { useRef, useState } from "preact/hooks";
-import { type ChatRequest, type TokenLogprob, type Usage, chat } from "./api";
+import { type ChatRequest, type Explanation, type TokenLogprob, type Usage, chat } from "./api";
 import type { Settings } from "./settings";
+
+const MOST_EXPLAINED = 128; // tokens of an answer that the server explains
 
 export interface Turn {
   role: "user" | "assistant";
   content: string;
   reasoning: string;
   tokens: TokenLogprob[];
+  explanation: Explanation | null;
   usage: Usage | null;
   finish: string | null;
   error: string | null;
@@ -19,6 +22,7 @@ const turn = (role: Turn["role"], content: string): Turn => ({
   content,
   reasoning: "",
   tokens: [],
+  explanation: null,
   usage: null,
   finish: null,
   error: null,
@@ -55,6 +59,7 @@ export function useConversation(settings: Settings, model: string | undefined): 
           content: last.content + (choice?.delta.content ?? ""),
           reasoning: last.reasoning + (choice?.delta.reasoning ?? ""),
           tokens: choice?.logprobs?.content ? [...last.tokens, ...choice.logprobs.content] : last.tokens,
+          explanation: joined(last.explanation, chunk.explain),
           finish: choice?.finish_reason ?? last.finish,
           usage: chunk.usage ?? last.usage,
           ttft: last.ttft ?? (choice?.delta.content ? (performance.now() - started) / 1000 : null),
@@ -81,6 +86,12 @@ export function useConversation(settings: Settings, model: string | undefined): 
   };
 }
 
+/** The server tells an explanation in parts. */
+function joined(old: Explanation | null, part: Explanation | undefined): Explanation | null {
+  if (!old || !part) return part ?? old;
+  return { steps: [...old.steps, ...part.steps], tokens: [...old.tokens, ...part.tokens] };
+}
+
 function request(turns: Turn[], settings: Settings, model: string | undefined): ChatRequest {
   const body: ChatRequest = {
     messages: turns.map(({ role, content }) => ({ role, content })),
@@ -91,6 +102,7 @@ function request(turns: Turn[], settings: Settings, model: string | undefined): 
   if (settings.temperature !== null) body.temperature = settings.temperature;
   if (settings.topP !== null) body.top_p = settings.topP;
   if (settings.seed !== null) body.seed = settings.seed;
+  if (settings.explain) Object.assign(body, { explain: true, max_tokens: Math.min(settings.maxTokens, MOST_EXPLAINED) });
   if (settings.probabilities) Object.assign(body, { logprobs: true, top_logprobs: 10 });
   return body;
 }

@@ -12,6 +12,8 @@ export function formats(lang: Lang) {
     seconds: (value: number | null | undefined) =>
       value == null ? "–" : value < 1 ? `${number(value * 1000, value < 0.01 ? 1 : 0)} ms` : `${number(value, 2)} s`,
     percent: (value: number, digits = 0) => `${number(value * 100, digits)} %`,
+    decimal: number,
+    bytes: (value: number) => (value < 1e6 ? `${number(value / 1e3, 1)} kB` : value < 1e9 ? `${number(value / 1e6, 1)} MB` : `${number(value / 1e9, 2)} GB`),
     gigabytes: (value: number) => `${number(value / 1e9, 1)} GB/s`,
   };
 }

@@ -13,6 +13,7 @@ export interface Settings {
   maxTokens: number;
   seed: number | null;
   probabilities: boolean;
+  explain: boolean;
 }
 
 const NAME = "spola.settings";
@@ -27,6 +28,7 @@ function defaults(): Settings {
     maxTokens: 512,
     seed: null,
     probabilities: false,
+    explain: false,
   };
 }
 

@@ -111,6 +111,43 @@ test("tokens show what else could have come, by keyboard too", async () => {
   await axe("tokens");
 });
 
+test("an explained answer shows its loop, by keyboard too", async () => {
+  await setting("Max tokens", 24);
+  await setting("Temperature", 0.7);
+  await setting("Seed", 7);
+  await page.getByLabel(/^Explain the loop/).check();
+  await ask("What is gravity?");
+  await finished();
+  const tokens = page.locator(".token");
+  assert.equal(await tokens.count(), 24);
+  const candidates = page.getByRole("region", { name: "Candidates at this place" });
+  assert.equal(await candidates.locator("tbody tr").count(), 10);
+  await tokens.first().focus();
+  assert.match(await page.locator(".facts").innerText(), /Prefill[\s\S]*Tokens computed[\s\S]*MB[\s\S]*ms/);
+  await page.keyboard.press("ArrowRight");
+  assert.match(await page.locator(".facts").innerText(), /Decode/);
+  assert.match(await candidates.locator("caption").innerText(), /2 \/ 24/);
+  assert.equal(await candidates.locator("tr.drawn code").textContent(), await tokens.nth(1).textContent());
+  // The numbers are the API's: the same request, asked for its logprobs.
+  const body = { messages: [{ role: "user", content: "What is gravity?" }], max_tokens: 24, temperature: 0.7, seed: 7, logprobs: true, top_logprobs: 10 };
+  const asked = { method: "POST", body: JSON.stringify(body) };
+  const answer = await (await fetch(server.address + "/v1/chat/completions", asked)).json();
+  const second = answer.choices[0].logprobs.content[1];
+  const shown = await candidates.locator("tbody tr td:nth-child(3)").allInnerTexts();
+  assert.deepEqual(shown, second.top_logprobs.map(({ logprob }) => `${(Math.exp(logprob) * 100).toFixed(2)} %`));
+  await page.locator(".settings summary").click();
+  await tokens.nth(9).focus();
+  await picture("page-explain");
+  await axe("an explained answer, light");
+  await page.getByText("The loop, step by step").click();
+  const loop = page.getByRole("region", { name: "The loop, step by step" }).locator("tbody tr");
+  assert.equal(await loop.count(), 24);
+  assert.equal(await loop.nth(9).getAttribute("aria-current"), "step");
+  await page.getByLabel("Theme").selectOption("dark");
+  await picture("page-explain-dark");
+  await axe("an explained answer, dark");
+});
+
 test("the live view moves and tells the same as the engine", async () => {
   const before = Number(await page.locator('[data-figure="finished"]').innerText());
   const answers = load(12, 150);
@@ -178,7 +215,7 @@ test("words are explained, in Italian too", async () => {
   await page.keyboard.press("Escape");
   await page.getByLabel("Language").focus();
   await page.getByLabel("Language").selectOption("it");
-  assert.equal(await page.locator("html").getAttribute("lang"), "it");
+  await page.locator('html[lang="it"]').waitFor();
   await page.getByRole("button", { name: "Cache KV" }).focus();
   assert.match(await page.getByRole("tooltip").innerText(), /chiavi e i valori/);
   await page.getByRole("button", { name: "Invia" }).waitFor();

@@ -12,7 +12,7 @@ import pytest
 from spola.core.params import SamplingParams
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
-from spola.runtime.explain import BEST, Recorder, candidates, explain_steps, explain_tokens
+from spola.runtime.explain import BEST, candidates, explain_steps, explain_tokens
 from spola.runtime.limits import Limits
 from spola.runtime.loop import QueueMailbox
 from spola.runtime.service import Service
@@ -24,7 +24,7 @@ LIMITS = Limits("x", 1e10, {"f32": 1e11, "a8": 4e11, "a16": 2e11})
 
 def answer(service: Service, params: SamplingParams) -> Any:
     mailbox = QueueMailbox()
-    job = service.submit(list(range(10, 30)), params, mailbox)
+    job = service.submit(list(range(10, 30)), params, mailbox, follow=True)
     while not job.done:
         for mail in mailbox.get():
             job.take(mail)
@@ -45,11 +45,10 @@ def test_the_numbers_are_those_of_the_sampler(tmp_path: Path, backend: str, sett
     if backend == "native":
         pytest.importorskip("spola._native", reason="the native extension is not built")
     write_tiny_gguf(tmp_path / "tiny.gguf")
-    recorder = Recorder()
-    service = build_service(str(tmp_path / "tiny.gguf"), Options(backend=backend), record=recorder)
+    service = build_service(str(tmp_path / "tiny.gguf"), Options(backend=backend))
     fields = {"max_tokens": 6, "ignore_eos": True, "seed": 5, "logprobs": BEST} | settings
     job = answer(service, SamplingParams(**fields))
-    steps = explain_steps(service, job, recorder, LIMITS)
+    steps = explain_steps(service, job, LIMITS)
     tokens = list(explain_tokens(service, job))
     processed = answer(service, SamplingParams(**fields, logprobs_mode="processed"))
     service.close()

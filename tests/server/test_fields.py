@@ -257,6 +257,7 @@ def test_settings_reach_the_engine(running: Running) -> None:
         "timeout_s": 2.5,
         "key": "me",
         "grammar": None,
+        "follow": False,
     }
     plain = completion_ask(running.service, Terms(model="tiny"), {"prompt": "x", "add_special_tokens": False})
     assert plain.params.max_tokens == 16

@@ -8,7 +8,7 @@ from typing import Any
 from spola.cli.output import printable
 from spola.core.errors import SpolaError
 from spola.runtime.answer import Job
-from spola.runtime.explain import Recorder, explain_steps, explain_tokens
+from spola.runtime.explain import explain_steps, explain_tokens
 from spola.runtime.limits import Limits, known_limits
 from spola.runtime.machine import describe_bytes
 from spola.runtime.service import Service
@@ -16,9 +16,9 @@ from spola.runtime.service import Service
 __all__ = ["explanation", "shown"]
 
 
-def explanation(service: Service, job: Job, recorder: Recorder) -> dict[str, Any]:
+def explanation(service: Service, job: Job) -> dict[str, Any]:
     """What ``run --explain --json`` adds: ``steps`` and ``tokens``."""
-    steps = explain_steps(service, job, recorder, _limits(service))
+    steps = explain_steps(service, job, _limits(service))
     return {"steps": steps, "tokens": list(explain_tokens(service, job))}
 
 

@@ -29,7 +29,7 @@ from spola.core.params import SamplingParams
 from spola.core.structured import StructuredOutputsParams
 from spola.runtime.answer import Job
 from spola.runtime.build import build_service
-from spola.runtime.explain import BEST, Recorder
+from spola.runtime.explain import BEST
 from spola.runtime.loop import QueueMailbox
 from spola.runtime.service import Service
 
@@ -93,6 +93,8 @@ def command(
         prompt = read_stdin("PROMPT").removesuffix("\n")
         if not prompt:
             raise click.UsageError("there is no PROMPT and stdin is empty")
+    if explain and schema is not None:
+        raise click.UsageError("--explain does not show what --schema rules out; leave one out")
     if len(given["lora"]) > 1:
         raise click.UsageError("an answer has one adapter: give one --lora, or serve with several")
     options = read_options(given, trace=given.pop("trace"), max_seqs=1)
@@ -100,8 +102,7 @@ def command(
         if schema is not None:
             given["structured_outputs"] = _form(schema)
         SamplingParams(**{name: value for name, value in given.items() if value is not None})
-    recorder = Recorder() if explain else None
-    service = build_service(model, options, record=recorder)
+    service = build_service(model, options)
     try:
         for line in service.notes:
             note(f"spola: note: {line}")
@@ -114,7 +115,7 @@ def command(
             chat(service, params, history)
             return 0
         assert prompt is not None
-        return _answer(service, params, history, prompt, raw, as_json, recorder)
+        return _answer(service, params, history, prompt, raw, as_json, explain)
     finally:
         service.close()
         trace_failed(service)
@@ -142,22 +143,22 @@ def _answer(
     prompt: str,
     raw: bool,
     as_json: bool,
-    recorder: Recorder | None,
+    explain: bool,
 ) -> int:
-    if recorder is not None:
+    if explain:
         params = msgspec.structs.replace(params, logprobs=BEST)
     if raw:
         ids = service.prompt_ids(prompt)
     else:
         ids = service.chat_ids([*history, {"role": "user", "content": prompt}])
     mailbox = QueueMailbox()
-    job = service.submit(ids, params, mailbox, adapter=only_adapter(service))
+    job = service.submit(ids, params, mailbox, adapter=only_adapter(service), follow=explain)
     try:
         follow(job, mailbox, quiet=as_json)
     except BaseException:
         service.abort(job)
         raise
-    found = {} if recorder is None else explanation(service, job, recorder)
+    found = explanation(service, job) if explain else {}
     if as_json:
         emit_json(result_json(job) | found)
     elif found:

@@ -15,6 +15,7 @@ from spola.core.params import SamplingParams
 from spola.core.step import TokenLogprob
 from spola.engine.events import Summary
 from spola.runtime.loop import Mail, Refusal
+from spola.runtime.step_log import StepTrace
 from spola.text.stops import TextStream
 from spola.text.tokenizer import Tokenizer
 
@@ -66,7 +67,7 @@ class Job:
     """One prompt with its choices: ``take`` mail for any of them.
 
     ``prompt_ids`` are the ids the engine was given. ``done`` once every choice has ended. ``visible`` are
-    special ids whose text is part of the answer.
+    special ids whose text is part of the answer. ``trace``: its steps, if they are followed.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Job:
         self.ids = tuple(ids)
         self.prompt_ids = prompt_ids
         self.params = params
+        self.trace: StepTrace | None = None
         self.choices = [
             Choice(id, index, self._stream(params, tokenizer, visible)) for index, id in enumerate(ids)
         ]

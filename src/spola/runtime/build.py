@@ -39,6 +39,7 @@ from spola.runtime.machine import Machine, probe
 from spola.runtime.needs import Shape, memory_plan, workspace_of
 from spola.runtime.prices import step_budget
 from spola.runtime.service import Service
+from spola.runtime.step_log import StepLog
 from spola.runtime.timeline import Timeline
 from spola.runtime.weights import converter, with_weights
 from spola.spec.cost import kv_bytes_per_token, position_bytes
@@ -68,6 +69,7 @@ class Loaded:
     metrics: Metrics
     timeline: Timeline | None
     live: LiveView
+    steps: StepLog
     notes: tuple[str, ...]
     load_s: float
 
@@ -93,6 +95,7 @@ def build_service(
         metrics=loaded.metrics,
         timeline=loaded.timeline,
         live=loaded.live,
+        steps=loaded.steps,
         notes=loaded.notes,
         load_s=loaded.load_s,
     )
@@ -169,7 +172,10 @@ def load_engine(
         opened.spec, opened.dtypes, config.kv_groups, config.packed_bytes - config.weights_bytes
     )
     live = LiveView(metrics, step_bytes, partial(cached, machine, config.threads))
-    observers: list[Observer] = [metrics, live] if timeline is None else [metrics, live, timeline]
+    steps = StepLog()
+    observers: list[Observer] = [metrics, live, steps]
+    if timeline is not None:
+        observers.append(timeline)
     return Loaded(
         engine=Engine(
             runner,
@@ -189,6 +195,7 @@ def load_engine(
         metrics=metrics,
         timeline=timeline,
         live=live,
+        steps=steps,
         notes=_notes(where, opened),
         load_s=time.monotonic() - started,
     )

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +21,9 @@ from spola.runtime.answer import Delta, Job
 from spola.runtime.loop import AsyncMailbox, Mail
 from spola.runtime.service import Service
 
-__all__ = ["Client", "Desk", "Limits", "Ticket"]
+__all__ = ["Client", "Desk", "Explaining", "Limits", "Ticket"]
+
+MOST_EXPLAINED = 8  # that may wait for their explanation when another is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,38 @@ class Ticket:
         return news
 
 
+class Explaining:
+    """Explanations take the interpreter from everybody's steps: one is made at a time, and few wait."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+
+    def check(self) -> None:
+        """Raise RequestError 429 when too many wait."""
+        if self._waiting >= MOST_EXPLAINED:
+            raise RequestError(
+                f"{self._waiting} answers wait to be explained, one at a time; ask without explain, or later",
+                param="explain",
+                code="queue_full",
+                status=429,
+                retry_after=self._waiting,
+            )
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for the turn and have it for the block."""
+        self._waiting += 1
+        try:
+            await self._lock.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
 class Desk:
     """Takes requests in on the event loop and hands their news back there.
 
@@ -123,6 +158,7 @@ class Desk:
     def __init__(self, service: Service, limits: Limits = Limits()) -> None:
         self.service = service
         self.limits = limits
+        self.explaining = Explaining()
         self._client: Client | None = None
         self._board = _Board(service, asyncio.get_running_loop())
 

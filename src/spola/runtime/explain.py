@@ -12,77 +12,88 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from spola.core.errors import SpolaError
+from spola.core.errors import RequestError, SpolaError
 from spola.core.params import SamplingParams
-from spola.core.step import Step, StepOutput
 from spola.engine.request import Request
 from spola.runtime.answer import Job
 from spola.runtime.limits import Limits
 from spola.runtime.loop import QueueMailbox, Refusal
 from spola.runtime.roofline import Roofline
 from spola.runtime.service import Service
+from spola.runtime.step_log import StepRow
 from spola.spec.cost import kv_read_bytes, streamed_weight_bytes
 
-__all__ = ["BEST", "Recorder", "candidates", "explain_steps", "explain_tokens"]
+__all__ = ["BEST", "candidates", "check_explained", "explain_steps", "explain_tokens"]
 
 BEST = 10
+PIECE_BYTES = 32 << 20  # of logits at a time
 _GREEDY = 1e-5  # temperatures below
 
 
-@dataclass(slots=True)
-class Recorder:
-    """Keeps the steps of an engine: pass it as ``record`` of ``build_service``."""
-
-    steps: list[tuple[Step, StepOutput]] = field(default_factory=list)
-
-    def __call__(self, step: Step, output: StepOutput) -> None:
-        self.steps.append((step, output))
-
-
-def explain_steps(
-    service: Service, job: Job, recorder: Recorder, limits: Limits | None
-) -> list[dict[str, Any]]:
-    """One row for each step that computed something of ``job``, in order.
-
-    ``bound_s`` is what the machine of ``limits`` needs at least, ``bound`` what that is bound by.
+def check_explained(params: SamplingParams, *, constrained: bool = False) -> None:
+    """Raise RequestError for what an explanation could not show: several choices, the log-probabilities of
+    another distribution, and tokens that are ruled out by ``constrained`` output or one by one.
     """
-    config, spec = service.config, service.spec
-    rows = []
-    for step, output in recorder.steps:
-        for piece, out in zip(step.slices, output.slices, strict=True):
-            if piece.id not in job.ids:
-                continue
-            context = piece.start + piece.n
-            read = streamed_weight_bytes(spec, service.dtypes, piece.n)
-            read += kv_read_bytes(config.kv_groups, context)
-            row: dict[str, Any] = {
-                "step": step.index,
-                "phase": "prefill" if piece.start < len(job.prompt_ids) else "decode",
-                "rows": piece.n,
-                "position": piece.start,
-                "new_tokens": list(out.ids),
-                "kv_bytes": context * config.kv_bytes_per_token,
-                "bytes_read": read,
-                "seconds": output.elapsed_s,
-            }
-            if limits is not None:
-                row |= _bound(service, limits, piece.start, piece.n, piece.n_head, read)
-            rows.append(row)
-    return rows
+    ruled = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": bool(params.bad_words),
+        "min_tokens": params.min_tokens > 0,
+        "structured_outputs": constrained or params.structured_outputs is not None,
+    }
+    for name, given in ruled.items():
+        if given:
+            raise RequestError(f"explain does not show what {name} rules out; leave one out", param="explain")
+    if params.n != 1:
+        raise RequestError(f"explain is of one choice; n is {params.n}", param="explain")
+    if params.logprobs_mode != "raw":
+        raise RequestError("explain shows both distributions: leave logprobs_mode raw", param="explain")
 
 
-def _bound(service: Service, limits: Limits, start: int, rows: int, heads: int, read: int) -> dict[str, Any]:
-    config = service.config
-    roofline = Roofline(service.spec, service.dtypes, config.kv_groups, limits, config.precise)
+def explain_steps(service: Service, job: Job, limits: Limits | None) -> list[dict[str, Any]]:
+    """One row for each step that computed something of ``job``, in order; it was submitted with ``follow``.
+
+    ``rows`` and ``kv_bytes`` are of the job alone. ``step_rows``, ``requests``, ``bytes_read`` and
+    ``seconds`` are of the whole step, in which others may have been computed too. ``bound_s`` is what the
+    machine of ``limits`` needs at least for that, ``bound`` what it is bound by.
+    """
+    trace, config = job.trace, service.config
+    assert trace is not None, "submit with follow"
+    roofline = None
+    if limits is not None:
+        roofline = Roofline(service.spec, service.dtypes, config.kv_groups, limits, config.precise)
+    out = []
+    for row in trace.rows:
+        read = streamed_weight_bytes(service.spec, service.dtypes, row.step_rows)
+        read += sum(kv_read_bytes(config.kv_groups, part.start + part.rows) for part in row.parts)
+        told: dict[str, Any] = {
+            "step": row.step,
+            "phase": "prefill" if row.own.start < len(job.prompt_ids) else "decode",
+            "rows": row.own.rows,
+            "position": row.own.start,
+            "new_tokens": list(row.new_ids),
+            "kv_bytes": (row.own.start + row.own.rows) * config.kv_bytes_per_token,
+            "requests": len(row.parts),
+            "step_rows": row.step_rows,
+            "bytes_read": read,
+            "seconds": row.elapsed_s,
+        }
+        if roofline is not None:
+            told |= _bound(roofline, row, read)
+        out.append(told)
+    return out
+
+
+def _bound(roofline: Roofline, row: StepRow, read: int) -> dict[str, Any]:
     attention = 0.0
-    for layer in service.spec.layers:
+    for layer in roofline.spec.layers:
         a = layer.attention
-        pairs = rows * start + rows * (rows + 1) / 2
-        attention += 2 * getattr(a, "heads", 1) * (getattr(a, "k_dim", 0) + getattr(a, "v_dim", 0)) * pairs
-    memory, arithmetic = read / limits.read_of(read), roofline.arithmetic(rows, heads, attention)
+        each = 2 * getattr(a, "heads", 1) * (getattr(a, "k_dim", 0) + getattr(a, "v_dim", 0))
+        attention += each * sum(p.rows * p.start + p.rows * (p.rows + 1) / 2 for p in row.parts)
+    memory = read / roofline.limits.read_of(read)
+    heads = sum(part.heads for part in row.parts)
+    arithmetic = roofline.arithmetic(row.step_rows, heads, attention)
     bound = "memory" if memory >= arithmetic else "compute"
     return {"bound_s": max(memory, arithmetic), "bound": bound}
 
@@ -97,7 +108,7 @@ def explain_tokens(service: Service, job: Job) -> Iterator[dict[str, Any]]:
     tokenizer = service.tokenizer
     padding = set(tokenizer.padding_ids) | set(range(tokenizer.vocab_size, service.spec.vocab))
     text = tokenizer.token_text
-    for place, row in enumerate(_logits(service, prompt, output)):
+    for place, row in enumerate(_logits(service, job)):
         drawn = output[place]
         found = candidates(row, job.params, prompt, output[:place], padding)
         listed = dict(logprobs[place].top)
@@ -115,33 +126,50 @@ def explain_tokens(service: Service, job: Job) -> Iterator[dict[str, Any]]:
         }
 
 
-def _logits(service: Service, prompt: list[int], output: list[int]) -> Iterator[Sequence[float]]:
-    """The logits, f32[V], from which each token of ``output`` was drawn."""
-    if not output:
-        return
-    mailbox = QueueMailbox()
+def _logits(service: Service, job: Job) -> Iterator[Sequence[float]]:
+    """The logits, f32[V], from which each token of the answer was drawn.
+
+    The answer is computed again, in pieces whose logits stay under ``PIECE_BYTES``.
+    """
+    prompt, output = list(job.prompt_ids), list(job.choices[0].token_ids)
+    most = max(1, PIECE_BYTES // (4 * service.spec.vocab))
+    for first in range(0, len(output), most):
+        known = prompt + output[: min(first + most, len(output)) - 1]
+        yield from _piece(service, job, known, len(prompt) - 1 + first)
+
+
+def _piece(service: Service, job: Job, ids: list[int], first: int) -> Iterator[Sequence[float]]:
+    """The logits of the positions of ``ids`` from ``first`` on."""
+    trace, mailbox = job.trace, QueueMailbox()
+    assert trace is not None, "submit with follow"
     request = Request(
         id=service.loop.next_id(),
-        ids=prompt + output[:-1],
+        ids=ids,
         params=SamplingParams(max_tokens=1),
         want="logits",
-        head_from=len(prompt) - 1,
+        head_from=first,
         arrival_s=service.loop.clock(),
+        adapter=trace.adapter,
+        key=trace.key,
+        weight=trace.weight,
     )
     service.loop.add([request], mailbox)
-    size = 4 * service.spec.vocab
-    while True:
-        for mail in mailbox.get():
-            if isinstance(mail, Refusal):
-                raise mail.error
-            if mail.error is not None:
-                raise SpolaError(mail.error)
-            if mail.logits is not None:
-                data = memoryview(mail.logits)
-                for at in range(0, len(data), size):
-                    yield array("f", data[at : at + size].tobytes())
-            if mail.final:
-                return
+    size, final = 4 * service.spec.vocab, False
+    try:
+        while not final:
+            for mail in mailbox.get():
+                if isinstance(mail, Refusal):
+                    raise mail.error
+                if mail.error is not None:
+                    raise SpolaError(mail.error)
+                final = mail.final
+                if mail.logits is not None:
+                    data = memoryview(mail.logits)
+                    for at in range(0, len(data), size):
+                        yield array("f", data[at : at + size].tobytes())
+    finally:
+        if not final:  # nobody reads on
+            service.loop.abort([request.id])
 
 
 def candidates(
@@ -156,10 +184,13 @@ def candidates(
     tokens, and are never drawn.
     """
     adjusted = _adjusted(logits, params, prompt, output, padding)
-    best = heapq.nlargest(BEST, range(len(logits)), key=lambda i: (logits[i], -i))
+    least = heapq.nlargest(BEST, logits)[-1]
+    best = heapq.nsmallest(
+        BEST, [i for i, value in enumerate(logits) if value >= least], lambda i: (-logits[i], i)
+    )
     raw = _softmax(logits, 1.0)
     if params.temperature < _GREEDY:
-        top = max(range(len(adjusted)), key=lambda i: (adjusted[i], -i))
+        top = adjusted.index(max(adjusted))
         return [
             {
                 "id": i,
@@ -226,7 +257,7 @@ def _kept(logits: Sequence[float], params: SamplingParams) -> set[int]:
     most, temperature = max(logits), params.temperature
     weights = {i: math.exp((logits[i] - most) / temperature) for i in order}
     if params.top_p < 1.0:
-        ranked = sorted(order, key=lambda i: (-logits[i], i))
+        ranked = sorted(sorted(order), key=logits.__getitem__, reverse=True)  # stable: equal ones by id
         left = params.top_p * math.fsum(weights.values())
         running, n = 0.0, 0
         while n < len(ranked) and (running < left or n == 0):

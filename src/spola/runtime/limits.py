@@ -22,7 +22,15 @@ from spola.core.errors import CapacityError, ConfigError
 from spola.load.cache import cache_folder, write_atomically
 from spola.runtime.machine import Machine
 
-__all__ = ["KernelRates", "Limits", "bench_lock", "known_limits", "measure_limits", "measure_rates"]
+__all__ = [
+    "KernelRates",
+    "Limits",
+    "bench_lock",
+    "kept_limits",
+    "known_limits",
+    "measure_limits",
+    "measure_rates",
+]
 
 PASSES = 5
 LEAST_BUFFER = 512 << 20
@@ -130,7 +138,7 @@ def known_limits(
     except ImportError:
         raise ConfigError("the native backend is not built here, and it measures the machine") from None
     isa = instruction_sets().chosen
-    key = f"{machine.key}|{threads}|{isa}|{'a16' if precise else 'a8'}"
+    key = _key(machine, threads, isa, precise=precise)
     table = _read()
     kept = None if fresh else table.get(key)
     wanted = list(types)
@@ -150,6 +158,20 @@ def known_limits(
         with suppress(OSError):  # a read-only home costs a measurement next time, nothing else
             write_atomically(cache_folder() / _FILE, msgspec.json.encode(table | {key: kept}))
     return Limits(kept.isa, kept.read, kept.peak, kept.caches), kept.rates
+
+
+def kept_limits(machine: Machine, threads: int) -> Limits | None:
+    """The kept figures as ``known_limits`` gives them; None where nothing was measured. Measures nothing."""
+    try:
+        from spola.backends.native import instruction_sets
+    except ImportError:
+        return None
+    kept = _read().get(_key(machine, threads, instruction_sets().chosen, precise=False))
+    return None if kept is None else Limits(kept.isa, kept.read, kept.peak, kept.caches)
+
+
+def _key(machine: Machine, threads: int, isa: str, *, precise: bool) -> str:
+    return f"{machine.key}|{threads}|{isa}|{'a16' if precise else 'a8'}"
 
 
 def _read() -> dict[str, _Kept]:

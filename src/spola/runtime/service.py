@@ -25,6 +25,7 @@ from spola.runtime.live import LiveView
 from spola.runtime.loop import EngineLoop, Mailbox
 from spola.runtime.machine import Machine
 from spola.runtime.prompts import bad_sequences, encode_chat
+from spola.runtime.step_log import StepLog, StepTrace
 from spola.runtime.timeline import Timeline
 from spola.spec.decoder import DecoderSpec
 from spola.text.chat import ChatTemplate, no_template
@@ -57,6 +58,7 @@ class Service:
         machine: Machine,
         metrics: Metrics,
         live: LiveView,
+        steps: StepLog,
         timeline: Timeline | None = None,
         notes: tuple[str, ...] = (),
         load_s: float = 0.0,
@@ -72,6 +74,7 @@ class Service:
         self.metrics = metrics
         self.timeline = timeline
         self.live = live
+        self.steps = steps
         self.notes = notes
         self.load_s = load_s
         self.grammars = Grammars(tokenizer)
@@ -161,6 +164,7 @@ class Service:
         grammar: Grammar | None = None,
         start_within_s: float | None = None,
         want: Want = "sample",
+        follow: bool = False,
     ) -> Job:
         """Queue ``ids`` with all its choices; their mail goes to ``mailbox``. Lower ``priority`` goes first.
 
@@ -169,6 +173,7 @@ class Service:
         ``visible`` are special ids whose text is part of the answer. ``grammar`` is the compiled form that
         the answer must have; without one, ``params.structured_outputs`` is compiled here: milliseconds.
         ``want`` other than sample gives no text: "embed_last" or "embed_mean" a vector.
+        ``follow``: ``Job.trace`` keeps the steps, to be explained.
         ``adapter`` is one of ``config.adapters``. Requests whose ``cache_salt`` or adapter differ share
         nothing in the prefix cache, so that how soon an answer begins says nothing about what others have
         asked. Raises as ``check``.
@@ -176,6 +181,9 @@ class Service:
         self.check(ids, params)
         self.check_adapter(adapter)
         job = Job([self.loop.next_id() for _ in range(params.n)], ids, params, self.tokenizer, visible)
+        if follow:
+            job.trace = StepTrace(adapter, key, weight)
+            self.steps.follow(job.ids, job.trace)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         now = self.loop.clock()
         if grammar is None and params.structured_outputs is not None:

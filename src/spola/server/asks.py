@@ -15,6 +15,7 @@ import msgspec
 
 from spola.core.errors import RequestError
 from spola.core.params import MAX_N, SamplingParams
+from spola.runtime.explain import BEST, check_explained
 from spola.runtime.service import Service
 from spola.runtime.turn import Asked, prepare_turn
 from spola.server.constraints import constraint
@@ -31,6 +32,7 @@ MAX_PROMPTS = 1024
 MAX_CHOICES = 4096  # of all prompts together
 MAX_LEGACY_LOGPROBS = 5
 MAX_TIMEOUT_S = 86400.0
+MAX_EXPLAINED = 128  # tokens of an explained answer: each takes tens of milliseconds of the processor
 
 Body = bytes | Mapping[str, Any]
 
@@ -69,7 +71,7 @@ class Ask:
     """A checked request. ``stream``: the answer is wanted in pieces. ``how``: more for ``Service.submit``.
 
     ``prompts`` is more than one for a completion of several; a chat has one. ``unknown``: fields of the body
-    that nobody knows, to be told in the answer's head.
+    that nobody knows, to be told in the answer's head. ``explain``: an explanation is wanted after it.
     """
 
     prompts: tuple[list[int], ...]
@@ -78,6 +80,7 @@ class Ask:
     stream: bool
     how: Mapping[str, Any]
     unknown: tuple[str, ...] = ()
+    explain: bool = False
 
 
 def completion_ask(service: Service, terms: Terms, body: Body) -> Ask:
@@ -110,6 +113,11 @@ def completion_ask(service: Service, terms: Terms, body: Body) -> Ask:
         raise ApiError(400, f"prompt and n ask for more than {MAX_CHOICES} choices", param="n")
     for ids in prompts:
         service.check(ids, params)
+    grammar = _grammar(service, request)
+    if request.explain:
+        if len(prompts) > 1 or request.echo:
+            raise ApiError(400, "explain is of one prompt's answer, without echo", param="explain")
+        params = _explained(request, params, constrained=grammar is not None)
     return Ask(
         prompts=prompts,
         params=params,
@@ -119,8 +127,9 @@ def completion_ask(service: Service, terms: Terms, body: Body) -> Ask:
             n=n,
         ),
         stream=bool(request.stream),
-        how=_how(terms, request) | {"grammar": _grammar(service, request)},
+        how=_how(terms, request) | {"grammar": grammar},
         unknown=parsed.unknown,
+        explain=bool(request.explain),
     )
 
 
@@ -154,6 +163,8 @@ def chat_ask(service: Service, terms: Terms, body: Body) -> Ask:
         prompt_logprobs=request.prompt_logprobs,
     )
     service.check(turn.ids, params)
+    if request.explain:
+        params = _explained(request, params, constrained=turn.grammar is not None)
     return Ask(
         prompts=(turn.ids,),
         params=params,
@@ -165,6 +176,7 @@ def chat_ask(service: Service, terms: Terms, body: Body) -> Ask:
         stream=bool(request.stream),
         how=_how(terms, request) | {"grammar": turn.grammar, "visible": turn.visible},
         unknown=unknown,
+        explain=bool(request.explain),
     )
 
 
@@ -268,6 +280,19 @@ def _params(service: Service, request: CommonRequest, **given: Any) -> SamplingP
     )
 
 
+def _explained(request: CommonRequest, params: SamplingParams, *, constrained: bool) -> SamplingParams:
+    """``params`` of an answer that is explained. Raises ApiError for one that cannot be."""
+    check_explained(params, constrained=constrained)
+    asked = params.max_tokens
+    if asked is not None and asked > MAX_EXPLAINED:
+        raise ApiError(
+            400, f"explain is of at most {MAX_EXPLAINED} tokens; max_tokens is {asked}", param="explain"
+        )
+    return msgspec.structs.replace(
+        params, max_tokens=asked or MAX_EXPLAINED, logprobs=max(BEST, params.logprobs or 0)
+    )
+
+
 def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
     out: dict[int, float] = {}
     for name, value in (given or {}).items():
@@ -289,6 +314,7 @@ def _how(terms: Terms, request: CommonRequest) -> dict[str, Any]:
         "adapter": terms.adapter,
         "key": terms.key,
         "timeout_s": timeout,
+        "follow": bool(request.explain),
     }
 
 

@@ -172,6 +172,8 @@ class _Run:
             raise ApiError(400, "the body must be a JSON object")
         # There is no header to tell unknown fields in.
         ask = make(self.service, Terms(model=self.name, strict=True), body)
+        if ask.explain:
+            raise ApiError(400, "explain is not there in a batch", param="explain")
         if ask.stream:
             raise ApiError(400, "stream is not possible in a batch", param="stream")
         return ask

@@ -129,6 +129,13 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     ] = None
     timeout: Annotated[Float, _of("Seconds after which an unfinished request ends with an error.")] = None
     user: Annotated[Str, _of("Taken.")] = None
+    explain: Annotated[
+        Bool,
+        _of(
+            "After the answer, `explain`: each step's work, and the ten best candidates of each token. One "
+            "choice of at most 128 tokens (also what an absent max_tokens means), nothing ruled out."
+        ),
+    ] = None
     structured_outputs: Annotated[
         Structured | None, _of("One of json, regex, choice, grammar, json_object: the answer has that form.")
     ] = None

@@ -19,8 +19,10 @@ from spola.runtime.desk import Desk, Ticket
 from spola.runtime.service import Service
 from spola.server.asks import Ask, Body, Terms, chat_ask, completion_ask
 from spola.server.errors import ApiError, error_body, from_spola, internal_error, json_response
+from spola.server.explained import explained, explained_whole
 from spola.server.schema import reported
-from spola.server.sse import DONE, PING, EventStream, event, gone
+from spola.server.sse import DONE, PING, EventStream, event, gone, pinged
+from spola.server.visit import Visit, visit_of
 
 __all__ = ["UNKNOWN_FIELDS", "begin", "chat_completions", "completions", "finished", "news", "prepared"]
 
@@ -84,25 +86,35 @@ async def news(ticket: Ticket) -> AsyncIterator[list[Delta]]:
 
 async def _answer(desk: Desk, http: HttpRequest, ask: Ask) -> Response:
     headers = {UNKNOWN_FIELDS: reported(ask.unknown)} if ask.unknown else {}
+    if ask.explain:
+        desk.explaining.check()
     ticket = begin(desk, ask)
     if ask.stream:
-        return EventStream(_frames(desk, ticket, ask), headers, partial(desk.leave, ticket))
+        return EventStream(_frames(desk, ticket, ask, visit_of(http)), headers, partial(desk.leave, ticket))
     if not await finished(desk, ticket, http):
         return Response(status_code=499)  # the client has left: nobody reads this
-    return json_response(ask.shape.whole(ticket.jobs), headers=headers)
+    whole = ask.shape.whole(ticket.jobs)
+    if ask.explain:
+        whole["explain"] = await explained_whole(desk, ticket.job, visit_of(http))
+    return json_response(whole, headers=headers)
 
 
-async def _frames(desk: Desk, ticket: Ticket, ask: Ask) -> AsyncGenerator[bytes, None]:
-    """The events of a stream: chunks, then usage if asked for, then the end; an error ends it early."""
+async def _frames(desk: Desk, ticket: Ticket, ask: Ask, visit: Visit) -> AsyncGenerator[bytes, None]:
+    """The events of a stream: chunks, explanation and usage if asked for, the end; an error ends it early."""
     try:
         async for deltas in news(ticket):
             # What one step gave goes out in one write.
             yield b"".join(_events(deltas, ticket, ask)) if deltas else PING
+        if ask.explain:
+            async for part in pinged(explained(desk, ticket.job, visit), PING_AFTER_S):
+                yield PING if part is None else event(ask.shape.explain_chunk(part))
         if ask.shape.style.include_usage:
             yield event(ask.shape.usage_chunk(ticket.jobs))
         yield DONE
     except ApiError as error:
         yield event(error_body(error))
+    except SpolaError as error:
+        yield event(error_body(from_spola(error)))
     except Exception as error:
         yield event(error_body(internal_error("a stream", error)))
     finally:

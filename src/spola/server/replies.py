@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,6 +63,9 @@ class Shape(Protocol):
     def usage_chunk(self, jobs: Sequence[Job]) -> dict[str, Any]:
         """The chunk after the last piece, for ``include_usage``."""
 
+    def explain_chunk(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        """A part of the explanation, after the last piece."""
+
     def identify(self, id: str, created: int) -> None:
         """Replace the random id and the time, for answers that must be the same again."""
 
@@ -87,6 +90,10 @@ class _Base:
 
     def usage_chunk(self, jobs: Sequence[Job]) -> dict[str, Any]:
         return {**self._head, "object": self.chunk_kind, "choices": [], "usage": self._usage(jobs)}
+
+    def explain_chunk(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        chunk = {**self._head, "object": self.chunk_kind, "choices": [], "explain": part}
+        return {**chunk, "usage": None} if self.style.include_usage else chunk
 
     def _usage(self, jobs: Sequence[Job]) -> dict[str, Any]:
         return usage(jobs)

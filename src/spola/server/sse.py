@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-__all__ = ["DONE", "PING", "EventStream", "event", "gone"]
+__all__ = ["DONE", "PING", "EventStream", "event", "gone", "pinged"]
+
+T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -21,6 +23,23 @@ _encoder = msgspec.json.Encoder()
 def event(value: Any) -> bytes:
     """One ``data:`` event; JSON holds no raw newline."""
     return b"data: " + _encoder.encode(value) + b"\n\n"
+
+
+async def pinged(items: AsyncGenerator[T, None], after_s: float) -> AsyncGenerator[T | None, None]:
+    """``items``, and None after each ``after_s`` seconds without one."""
+    while True:
+        waiting = asyncio.ensure_future(anext(items))
+        try:
+            while not (await asyncio.wait({waiting}, timeout=after_s))[0]:
+                yield None
+        except BaseException:
+            waiting.cancel()
+            raise
+        try:
+            item = waiting.result()
+        except StopAsyncIteration:
+            return
+        yield item
 
 
 async def gone(receive: Receive) -> None:
