@@ -54,6 +54,7 @@ install-test: $(VENV)/.dev
 
 # Makes the figures of docs/understanding anew by running the commands of its chapters; wants a quiet machine.
 figures: $(VENV)/.dev
+	@$(PIP) install --no-deps mistral-common || true
 	@mkdir -p build && $(BIN)/python tools/figures.py
 
 # Rebuilds the web page from page/ into the package; needs Node.js 20 or newer.

@@ -42,3 +42,26 @@ def test_a_language_that_falls_behind_is_seen(tmp_path, monkeypatch):
     assert FIGURES.problems() == ["01-a: headings, commands or figures differ between en and it"]
     (tmp_path / "en" / "02-b.md").write_text("# B\n", encoding="utf-8")
     assert FIGURES.problems() == ["not in both languages: 02-b"]
+
+
+def test_a_vocabulary_that_is_not_installed_is_named_and_left_out(tmp_path, monkeypatch, capsys):
+    tool = load_tool("vocabularies")
+    package = tmp_path / "some_vocabularies"
+    (package / "data").mkdir(parents=True)
+    (package / "data" / "tekken_1.json").write_text("old", encoding="utf-8")
+    (package / "data" / "tekken_2.json").write_text("new", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    here = ("some_vocabularies", "some", "data/tekken_*.json", "tekken.json")
+    monkeypatch.setattr(tool, "_SOURCES", {"a": here, "b": ("not_there_at_all", "other", "*", "x")})
+    missing = tool.lay_out(tmp_path / "out")
+    assert missing == {"b": "pip install --no-deps other"}
+    assert (tmp_path / "out" / "a" / "tekken.json").read_text(encoding="utf-8") == "new"
+    assert not (tmp_path / "out" / "b").exists()
+
+    monkeypatch.setattr(FIGURES, "lay_out", lambda target: missing)
+    assert FIGURES.run(["spola tokenize -m build/vocabularies/b < docs/understanding/texts/en.txt"]) == [{}]
+    assert "pip install --no-deps other" in capsys.readouterr().err
+    drawn = FIGURES.DRAW["tokens-per-word"](
+        [{"tokens_per_word": 1.5}, {}, {}, {"tokens_per_word": 2.5}, {}, {}]
+    )
+    assert "2.5" in drawn.render()

@@ -37,17 +37,26 @@ class Page:
         self.width, self.height, self.columns = width, height, columns
         self._panels: list[str] = []
 
-    def bars(self, title: str, names: Sequence[str], values: Sequence[float], unit: str) -> None:
-        """One bar per name, its value above it."""
+    def bars(
+        self,
+        title: str,
+        names: Sequence[str],
+        values: Sequence[float],
+        unit: str,
+        *,
+        colours: Sequence[int] | None = None,
+    ) -> None:
+        """One bar per name (lines of it below each other), its value above it; the n-th has the n-th colour, or the one in ``colours``."""
         top = max(values, default=0.0) or 1.0
         left, bottom, tall = 50, self.height - 40, self.height - 90
         wide = (self.width - left - 20) / max(len(names), 1)
         parts = [_text(10, 20, title, bold=True), _text(10, 36, unit)]
         for i, (name, value) in enumerate(zip(names, values, strict=True)):
             x, high = left + i * wide, tall * value / top
-            parts.append(_rect(x, bottom - high, wide * 0.7, high, colour(i)))
+            parts.append(_rect(x, bottom - high, wide * 0.7, high, colour(colours[i] if colours else i)))
             parts.append(_text(x + wide * 0.35, bottom - high - 5, f"{value:.3g}", anchor="middle"))
-            parts.append(_text(x + wide * 0.35, bottom + 15, name, anchor="middle"))
+            for n, line in enumerate(name.split("\n")):
+                parts.append(_text(x + wide * 0.35, bottom + 15 + 14 * n, line, anchor="middle"))
         self._add(parts)
 
     def curve(self, title: str, points: Sequence[tuple[float, float, str]], x_name: str, y_name: str) -> None:
