@@ -20,6 +20,9 @@ class Letters:
     def token_bytes(self, token: int) -> bytes:
         return self.pieces[token]
 
+    def text_bytes(self, token: int) -> bytes:
+        return b"" if self.is_special(token) else self.token_bytes(token)
+
     def is_special(self, token: int) -> bool:
         return token == len(self.pieces) - 1
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from spola.core.errors import RequestError, SpolaError
 from spola.core.params import SamplingParams
 from spola.core.step import TokenLogprob
@@ -27,8 +29,7 @@ __all__ = ["Choice", "Delta", "FinishReason", "Job"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct):
     """News of choice ``index``: text that may be shown, ids generated, and how it ended if it did."""
 
     index: int
@@ -120,6 +121,13 @@ class Job:
             choice.error = mail.error
             self._end(choice, "error")
             return Delta(choice.index, finish_reason="error", error=mail.error)
+        if not (mail.finish_reason or mail.logprobs or mail.prompt_logprobs or mail.vector):
+            # As nearly always: only ids.
+            ids, stream = mail.ids, choice.stream
+            text = stream.push(ids)
+            choice.token_ids += ids
+            choice.text += text
+            return Delta(choice.index, text, ids, cut=stream.stopped)
         shown = mail.ids[:-1] if mail.stop_id is not None else mail.ids
         text = choice.stream.push(shown)
         choice.token_ids += mail.ids

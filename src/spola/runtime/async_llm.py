@@ -16,11 +16,12 @@ from spola.core.params import SamplingParams
 from spola.engine.drafter import DraftRule
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
-from spola.runtime.desk import Desk, Ticket
+from spola.runtime.desk import Desk
 from spola.runtime.lora import LoRARequest, adapter_names
 from spola.runtime.outputs import RequestOutput, output_of
 from spola.runtime.prompts import parse_prompt
 from spola.runtime.service import Service
+from spola.runtime.ticket import Ticket
 from spola.text.tokenizer import Tokenizer
 
 __all__ = ["AsyncLLM"]

@@ -1,8 +1,7 @@
 """The desk: where the event loop meets the engine thread.
 
-One mailbox for all requests, so that a step of the engine costs one wake-up; a bounded outbox for each, in
-which news that nobody has fetched yet are merged; bounds on how many may be in flight. Abort on the way out
-is the caller's duty.
+One mailbox for all requests, so that a step of the engine costs one wake-up; an outbox for each, its Ticket;
+bounds on how many may be in flight. Abort on the way out is the caller's duty.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from spola.core.errors import RequestError
 from spola.core.params import SamplingParams
-from spola.runtime.answer import Delta, Job
+from spola.runtime.answer import Job
 from spola.runtime.loop import AsyncMailbox, Mail
 from spola.runtime.service import Service
+from spola.runtime.ticket import Client, Ticket
 
-__all__ = ["Client", "Desk", "Explaining", "Limits", "Ticket"]
+__all__ = ["Desk", "Explaining", "Limits"]
 
 MOST_EXPLAINED = 8  # that may wait for their explanation when another is asked for
 
@@ -38,83 +38,6 @@ class Limits:
     keys: int = 1
     timeout_s: float | None = None
     start_within_s: float | None = None
-
-
-class Client(Protocol):
-    """On whose behalf requests are taken: its key in fair queueing, and what it may use."""
-
-    key: str
-    weight: float
-
-    def begin(self) -> None:
-        """A request is about to be queued. Raises RequestError to refuse it."""
-
-    def end(self, jobs: Sequence[Job]) -> None:
-        """Called once for each request; a job that is not ``done`` was left by whoever asked."""
-
-
-class Ticket:
-    """One request in flight: ``get`` waits for news. Holds at most one Delta for each choice.
-
-    A request of several prompts has several ``jobs``; ``Delta.index`` counts through the choices of all.
-    """
-
-    def __init__(self, jobs: Sequence[Job], client: Client | None = None) -> None:
-        self.jobs = tuple(jobs)
-        self.client = client
-        self._waiting: dict[int, Delta] = {}
-        self._reader: asyncio.Future[None] | None = None  # of whoever waits in ``get``: one at a time
-        self._ended = asyncio.Event()
-
-    @property
-    def job(self) -> Job:
-        """The only job, or the first."""
-        return self.jobs[0]
-
-    @property
-    def done(self) -> bool:
-        return all(job.done for job in self.jobs)
-
-    def put(self, delta: Delta) -> None:
-        """Take news in; a slow reader finds them merged, so that the outbox stays as small as the answer."""
-        old = self._waiting.get(delta.index)
-        if old is not None:
-            delta = Delta(
-                delta.index,
-                old.text + delta.text,
-                old.token_ids + delta.token_ids,
-                old.logprobs + delta.logprobs,
-                delta.finish_reason,
-                delta.error,
-                delta.stop_id,
-                delta.cut,
-            )
-        self._waiting[delta.index] = delta
-        if self._reader is not None:
-            _wake(self._reader)
-        if self.done:
-            self._ended.set()
-
-    async def end(self) -> None:
-        """Wait until every choice has ended."""
-        await self._ended.wait()
-
-    async def get(self, timeout: float | None = None) -> list[Delta]:
-        """News since the last call, at least one unless ``timeout`` seconds pass without."""
-        if not self._waiting:
-            # A future and a timer: asyncio.wait_for makes a task for each token of each stream.
-            loop = asyncio.get_running_loop()
-            self._reader = reader = loop.create_future()
-            timer = None if timeout is None else loop.call_later(timeout, _wake, reader)
-            try:
-                await reader
-            finally:
-                self._reader = None
-                if timer is not None:
-                    timer.cancel()
-        news = list(self._waiting.values())
-        self._waiting.clear()
-        return news
 
 
 class Explaining:
@@ -197,6 +120,7 @@ class Desk:
 
     def leave(self, ticket: Ticket) -> None:
         """Nobody waits for ``ticket`` any more: abort what still runs and forget it. Idempotent."""
+        ticket.express = None
         if not self._board.forget(ticket):
             return
         for job in ticket.jobs:
@@ -288,15 +212,11 @@ class _Board:
             if found is not None:
                 ticket, job, before = found
                 delta = job.take(piece)
-                delta.index += before
+                if before:
+                    delta.index += before
                 if delta.finish_reason is not None:
                     self._close(piece.id)
                 ticket.put(delta)
-
-
-def _wake(reader: asyncio.Future[None]) -> None:
-    if not reader.done():
-        reader.set_result(None)
 
 
 def _least(*seconds: float | None) -> float | None:

@@ -2,21 +2,24 @@
 
 The header of a request is bounded in bytes and in time, a body in the time between two pieces (its size is
 the application's business), and a client that does not take what it is sent for long is disconnected. Broken
-requests get OpenAI's error body.
+requests get OpenAI's error body. A stream may write its pieces without a detour (``Writer``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import weakref
+from functools import partial
 from typing import Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from spola.server.options import ServerOptions
+from spola.server.sse import WRITER
 
-__all__ = ["protocol"]
+__all__ = ["Writer", "protocol"]
 
 KEEPALIVE_S = 60  # a peer that is gone without a word is found after about twice this
 
@@ -60,6 +63,9 @@ class _Bounded(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        extensions: dict[str, Any] = cycle.scope.setdefault("extensions", {})
+        # Weak: the scope belongs to the cycle, and both shall be gone with the response.
+        extensions[WRITER] = partial(_writer, weakref.ref(cycle))
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
@@ -146,6 +152,40 @@ class _Bounded(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.transport.write(b"".join(head) + body)
             self.transport.close()
+
+
+class Writer:
+    """Pieces of one response's body straight to its connection, once the response has started.
+
+    An ASGI ``send`` of each costs a message, a coroutine at every layer around the application, and a task
+    that must be woken for it.
+    """
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def ready(self) -> bool:
+        """Whether a piece can be written now; else only ``send`` will do, as when the client reads slowly."""
+        cycle = self._cycle
+        return (
+            not cycle.flow.write_paused
+            and not cycle.disconnected
+            and not cycle.response_complete
+            and cycle.chunked_encoding is True
+            and cycle.scope["method"] != "HEAD"
+        )
+
+    def write(self, body: bytes) -> None:
+        """Write ``body``, which is not empty; only when ``ready``."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+
+def _writer(cycle: weakref.ref[RequestResponseCycle]) -> Writer | None:
+    found = cycle()
+    return None if found is None else Writer(found)
 
 
 def _probe_when_silent(connection: Any) -> None:

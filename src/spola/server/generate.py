@@ -8,20 +8,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from spola.core.errors import SpolaError
 from spola.runtime.answer import Delta
-from spola.runtime.desk import Desk, Ticket
+from spola.runtime.desk import Desk
 from spola.runtime.service import Service
+from spola.runtime.ticket import Ticket
 from spola.server.asks import Ask, Body, Terms, chat_ask, completion_ask
 from spola.server.errors import ApiError, error_body, from_spola, internal_error, json_response
 from spola.server.explained import explained, explained_whole
 from spola.server.schema import reported
-from spola.server.sse import DONE, PING, EventStream, event, gone, pinged
+from spola.server.sse import DONE, PING, Direct, EventStream, event, gone, pinged
 from spola.server.visit import Visit, visit_of
 
 __all__ = ["UNKNOWN_FIELDS", "begin", "chat_completions", "completions", "finished", "news", "prepared"]
@@ -90,7 +90,8 @@ async def _answer(desk: Desk, http: HttpRequest, ask: Ask) -> Response:
         desk.explaining.check()
     ticket = begin(desk, ask)
     if ask.stream:
-        return EventStream(_frames(desk, ticket, ask, visit_of(http)), headers, partial(desk.leave, ticket))
+        frames = _frames(desk, ticket, ask, visit_of(http))
+        return EventStream(frames, headers, partial(desk.leave, ticket), partial(_express, ticket, ask))
     if not await finished(desk, ticket, http):
         return Response(status_code=499)  # the client has left: nobody reads this
     whole = ask.shape.whole(ticket.jobs)
@@ -122,10 +123,22 @@ async def _frames(desk: Desk, ticket: Ticket, ask: Ask, visit: Visit) -> AsyncGe
 
 
 def _events(deltas: list[Delta], ticket: Ticket, ask: Ask) -> list[bytes]:
-    chunks: list[dict[str, Any]] = []
-    for delta in deltas:
-        chunks += ask.shape.chunks(delta, ticket.jobs)
-    return [event(chunk) for chunk in chunks]
+    return [ask.shape.events(delta, ticket.jobs) for delta in deltas]
+
+
+def _express(ticket: Ticket, ask: Ask, writer: Direct) -> None:
+    """Let news go out as they come, as long as the client reads them."""
+    events, jobs = ask.shape.events, ticket.jobs
+
+    def take(delta: Delta) -> bool:
+        if not writer.ready:
+            return False
+        body = events(delta, jobs)
+        if body:
+            writer.write(body)
+        return True
+
+    ticket.express = take
 
 
 def _raise_unless_fine(finish: str | None, error: SpolaError | None) -> None:

@@ -20,6 +20,7 @@ from spola.server.logprobs import (
     prompt_listed,
     prompt_table,
 )
+from spola.server.sse import Frame, event
 from spola.text.parts import Part, PlainReader, Reader
 from spola.text.tokenizer import Tokenizer
 
@@ -60,6 +61,9 @@ class Shape(Protocol):
     def chunks(self, delta: Delta, jobs: Sequence[Job]) -> list[dict[str, Any]]:
         """A piece of a choice as zero or more chunks."""
 
+    def events(self, delta: Delta, jobs: Sequence[Job]) -> bytes:
+        """``chunks`` as server-sent events, joined: of the two ask for one only."""
+
     def usage_chunk(self, jobs: Sequence[Job]) -> dict[str, Any]:
         """The chunk after the last piece, for ``include_usage``."""
 
@@ -78,6 +82,8 @@ class _Base:
     def __init__(self, style: Style) -> None:
         self.style = style
         self._tracks: dict[int, Track] = {}
+        self._frames: dict[int, Frame] = {}  # of choices whose events differ in their text alone
+        self._plain = style.top is None and not style.token_ids and not style.running_usage
         self._head: dict[str, Any] = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -87,6 +93,13 @@ class _Base:
 
     def identify(self, id: str, created: int) -> None:
         self._head |= {"id": f"{self.prefix}-{id}", "created": created}
+        self._frames.clear()
+
+    def chunks(self, delta: Delta, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def events(self, delta: Delta, jobs: Sequence[Job]) -> bytes:
+        return b"".join([event(chunk) for chunk in self.chunks(delta, jobs)])
 
     def usage_chunk(self, jobs: Sequence[Job]) -> dict[str, Any]:
         return {**self._head, "object": self.chunk_kind, "choices": [], "usage": self._usage(jobs)}
@@ -153,6 +166,7 @@ class CompletionShape(_Base):
         super().__init__(style)
         self._echo = echo
         self._n = style.params.n if n is None else n
+        self._plain = self._plain and (echo is None or not echo.only)
         self._begun: set[int] = set()
 
     def whole(self, jobs: Sequence[Job]) -> dict[str, Any]:
@@ -180,6 +194,22 @@ class CompletionShape(_Base):
         if empty and not (piece["logprobs"] and piece["logprobs"]["tokens"]):
             return []
         return [self._chunk(piece, jobs)]
+
+    def events(self, delta: Delta, jobs: Sequence[Job]) -> bytes:
+        index = delta.index
+        if not self._plain or delta.finish_reason is not None or index not in self._begun:
+            return super().events(delta, jobs)
+        if not delta.text:
+            return b""
+        frame = self._frames.get(index)
+        if frame is None:
+            place = index // self.style.params.n
+
+            def make(text: str) -> dict[str, Any]:
+                return self._chunk(self._piece(Delta(index, text), place, jobs[place], first=False), jobs)
+
+            frame = self._frames[index] = Frame(make)
+        return frame(delta.text)
 
     @property
     def _asked_prompt(self) -> bool:
@@ -274,10 +304,42 @@ class ChatShape(_Base):
         return answer
 
     def chunks(self, delta: Delta, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-        told = self._told.setdefault(delta.index, _Told(self._reader()))
+        told = self._telling(delta.index)
         parts = told.reader.push(delta.text)
         if delta.finish_reason is not None:
             parts += told.reader.finish()
+        return self._worded(delta, told, parts, jobs)
+
+    def events(self, delta: Delta, jobs: Sequence[Job]) -> bytes:
+        if not self._plain or delta.finish_reason is not None:
+            return super().events(delta, jobs)
+        told = self._telling(delta.index)
+        parts = told.reader.push(delta.text)
+        if not parts:
+            return b""
+        if not told.role or len(parts) > 1 or parts[0].kind != "content":
+            return b"".join([event(chunk) for chunk in self._worded(delta, told, parts, jobs)])
+        frame = self._frames.get(delta.index)
+        if frame is None:
+            plain = Delta(delta.index)
+
+            def make(text: str) -> dict[str, Any]:
+                (chunk,) = self._worded(plain, told, [Part("content", text)], jobs)
+                return chunk
+
+            frame = self._frames[delta.index] = Frame(make)
+        return frame(parts[0].text)
+
+    def _telling(self, index: int) -> _Told:
+        told = self._told.get(index)
+        if told is None:
+            told = self._told[index] = _Told(self._reader())
+        return told
+
+    def _worded(
+        self, delta: Delta, told: _Told, parts: Sequence[Part], jobs: Sequence[Job]
+    ) -> list[dict[str, Any]]:
+        """The chunks that tell ``parts``, which ``delta`` has completed."""
         deltas = [self._delta(part, told, delta.index) for part in parts if self._shows(part)]
         listed = self._list(delta.index, delta)
         extra = listed or (self.style.token_ids and delta.token_ids)

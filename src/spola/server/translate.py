@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spola.runtime.answer import Job
-from spola.runtime.desk import Desk, Ticket
+from spola.runtime.desk import Desk
+from spola.runtime.ticket import Ticket
 from spola.server.asks import Ask
 from spola.server.errors import ApiError, internal_error, json_response
 from spola.server.generate import UNKNOWN_FIELDS, begin, finished, news

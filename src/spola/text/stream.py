@@ -7,21 +7,20 @@ Stop strings are in ``text.stops``.
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Iterable
+from codecs import utf_8_decode
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 __all__ = ["Detokenizer", "TokenBytes"]
 
-_decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class TokenBytes(Protocol):
-    """What a detokenizer needs of a tokenizer."""
+    """What a detokenizer needs of a tokenizer; ``text_bytes`` are empty for a special token."""
 
     @property
     def strips_first_space(self) -> bool: ...
     def token_bytes(self, token: int) -> bytes: ...
+    def text_bytes(self, token: int) -> bytes: ...
     def is_special(self, token: int) -> bool: ...
 
 
@@ -43,34 +42,46 @@ class Detokenizer:
         visible: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
         self._visible = visible
         self._strip = start and tokenizer.strips_first_space
-        self._decoder = _decoder("replace")
+        self._waits = b""  # the beginning of a character
+        self._bytes: Callable[[int], bytes]
+        if not skip_special:
+            self._bytes = tokenizer.token_bytes
+        elif visible:
+            self._bytes = self._shown
+        else:
+            self._bytes = tokenizer.text_bytes
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that ``ids`` complete; may be empty. Raises RequestError for an id of no token."""
-        data = b"".join([self._piece(token) for token in ids])
-        return self._decoder.decode(data)
+        piece = self._stripped if self._strip else self._bytes
+        return self._decode(b"".join([piece(token) for token in ids]))
 
     def finish(self) -> str:
         """What the bytes still waiting give: empty or one U+FFFD."""
-        return self._decoder.decode(b"", True)
+        return self._decode(b"", final=True)
 
     def state(self) -> tuple[bytes, bool]:
         """A small value that ``restore`` takes back, for tokens that are tried and withdrawn."""
-        return self._decoder.getstate()[0], self._strip
+        return self._waits, self._strip
 
     def restore(self, state: tuple[bytes, bool]) -> None:
-        pending, self._strip = state
-        self._decoder.setstate((pending, 0))
+        self._waits, self._strip = state
 
-    def _piece(self, token: int) -> bytes:
-        if self._tokenizer.is_special(token):
-            hidden = self._skip_special and token not in self._visible
-            return b"" if hidden else self._tokenizer.token_bytes(token)
-        data = self._tokenizer.token_bytes(token)
-        if self._strip and data:
+    def _decode(self, data: bytes, *, final: bool = False) -> str:
+        data = self._waits + data
+        text, used = utf_8_decode(data, "replace", final)
+        self._waits = data[used:]
+        return text
+
+    def _shown(self, token: int) -> bytes:
+        tokenizer = self._tokenizer
+        return tokenizer.token_bytes(token) if token in self._visible else tokenizer.text_bytes(token)
+
+    def _stripped(self, token: int) -> bytes:
+        data = self._bytes(token)
+        if self._strip and data and not self._tokenizer.is_special(token):
             self._strip = False
             data = data.removeprefix(b" ")
         return data

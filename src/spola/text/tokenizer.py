@@ -55,6 +55,7 @@ class Tokenizer:
         self._special_scanner = SpecialScanner(plain | special, vocab.strip_right)
         self._control_scanner = SpecialScanner(special)
         self._bytes: list[bytes | None] = [None] * len(tokens)
+        self._texts: list[bytes | None] = [None] * len(tokens)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], ends: Iterable[int] = ()) -> Tokenizer:
@@ -162,6 +163,16 @@ class Tokenizer:
         if found is None:
             found = b"" if self.vocab.types[token] == UNUSED else self._codec.token_bytes(token)
             self._bytes[token] = found
+        return found
+
+    def text_bytes(self, token: int) -> bytes:
+        """``token_bytes``, but nothing for a special token. Once for every token of every stream."""
+        if type(token) is not int or not 0 <= token < len(self._texts):
+            self.check_ids((token,))
+        found = self._texts[token]
+        if found is None:
+            found = b"" if self.is_special(token) else self.token_bytes(token)
+            self._texts[token] = found
         return found
 
     def token_text(self, token: int) -> str:
