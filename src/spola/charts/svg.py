@@ -46,7 +46,10 @@ class Page:
         *,
         colours: Sequence[int] | None = None,
     ) -> None:
-        """One bar per name (lines of it below each other), its value above it; the n-th has the n-th colour, or the one in ``colours``."""
+        """One bar per name, its value above it; a name may have lines.
+
+        The n-th bar has the n-th colour, or the one in ``colours``.
+        """
         top = max(values, default=0.0) or 1.0
         left, bottom, tall = 50, self.height - 40, self.height - 90
         wide = (self.width - left - 20) / max(len(names), 1)
