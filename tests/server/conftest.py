@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import openai
 import pytest
 
 from support.running import TEXT, Running
@@ -15,6 +16,13 @@ from support.waiting import until
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with serving(tmp_path_factory.mktemp("model")) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def client(running: Running) -> Iterator[openai.OpenAI]:
+    """The openai package on ``running``."""
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(autouse=True)

@@ -24,12 +24,6 @@ def counts(usage: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in usage.items() if name != "timing"}
 
 
-@pytest.fixture(scope="module")
-def client(running: Running):
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
-
-
 def test_models(running: Running, client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.object) == ("tiny", "model")

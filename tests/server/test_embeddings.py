@@ -29,15 +29,17 @@ def close(numbers: list[float]) -> Any:
     return pytest.approx(numbers, abs=1e-6)
 
 
-def client(running: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
+@pytest.fixture(scope="module")
+def client(real: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{real.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
 
 
-def test_the_client_asks_for_base64_and_gets_the_same_numbers(real: Running) -> None:
+def test_the_client_asks_for_base64_and_gets_the_same_numbers(client: openai.OpenAI, real: Running) -> None:
     texts = ["hello", "something else", "hello"]
-    told = client(real).embeddings.create(model="tiny", input=texts)
+    told = client.embeddings.create(model="tiny", input=texts)
     assert [item.index for item in told.data] == [0, 1, 2]
-    plain = client(real).embeddings.create(model="tiny", input=texts, encoding_format="float")
+    plain = client.embeddings.create(model="tiny", input=texts, encoding_format="float")
     for a, b in zip(told.data, plain.data, strict=True):
         assert a.embedding == pytest.approx(b.embedding, abs=1e-6)
         assert math.fsum(x * x for x in a.embedding) == pytest.approx(1, abs=1e-5)
@@ -47,15 +49,15 @@ def test_the_client_asks_for_base64_and_gets_the_same_numbers(real: Running) -> 
     assert len(told.data[0].embedding) == real.service.spec.hidden
 
 
-def test_a_vector_does_not_depend_on_its_neighbours(real: Running) -> None:
-    alone = client(real).embeddings.create(model="tiny", input="hello")
-    among = client(real).embeddings.create(model="tiny", input=["a b c d", "hello", "x" * 60])
+def test_a_vector_does_not_depend_on_its_neighbours(client: openai.OpenAI) -> None:
+    alone = client.embeddings.create(model="tiny", input="hello")
+    among = client.embeddings.create(model="tiny", input=["a b c d", "hello", "x" * 60])
     assert alone.data[0].embedding == close(among.data[1].embedding)
 
 
-def test_fewer_dimensions_are_the_first_ones_of_length_one(real: Running) -> None:
-    whole = client(real).embeddings.create(model="tiny", input="hello").data[0].embedding
-    short = client(real).embeddings.create(model="tiny", input="hello", dimensions=4).data[0].embedding
+def test_fewer_dimensions_are_the_first_ones_of_length_one(client: openai.OpenAI) -> None:
+    whole = client.embeddings.create(model="tiny", input="hello").data[0].embedding
+    short = client.embeddings.create(model="tiny", input="hello", dimensions=4).data[0].embedding
     scale = math.sqrt(math.fsum(x * x for x in whole[:4]))
     assert short == pytest.approx([x / scale for x in whole[:4]], abs=1e-6)
 

@@ -226,17 +226,13 @@ def test_blocks_of_a_message_open_and_close_in_order() -> None:
 # --- /v1/responses
 
 
-def client(running: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
-
-
-def test_a_response_and_its_stream_say_the_same(running: Running) -> None:
-    made = client(running).responses.create(model="tiny", input="hi", instructions="be brief")
+def test_a_response_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="tiny", input="hi", instructions="be brief")
     assert (made.status, made.output_text, made.error) == ("completed", TEXT, None)
     assert made.usage is not None
     assert made.usage.total_tokens == made.usage.input_tokens + made.usage.output_tokens
     text, last, seen, ids = "", None, [], set()
-    for event in client(running).responses.create(model="tiny", input="hi", stream=True):
+    for event in client.responses.create(model="tiny", input="hi", stream=True):
         assert event.sequence_number == len(seen)
         seen.append(event.type)
         ids |= {event.item_id} if hasattr(event, "item_id") else set()
@@ -260,15 +256,15 @@ def test_a_response_and_its_stream_say_the_same(running: Running) -> None:
     assert ids == {last.response.output[0].id}
 
 
-def test_a_response_that_is_cut_says_so(running: Running) -> None:
-    made = client(running).responses.create(model="tiny", input="hi", max_output_tokens=3)
+def test_a_response_that_is_cut_says_so(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="tiny", input="hi", max_output_tokens=3)
     assert made.status == "incomplete"
     assert made.incomplete_details is not None
     assert made.incomplete_details.reason == "max_output_tokens"
 
 
-def test_a_response_with_logprobs(running: Running) -> None:
-    made = client(running).responses.create(
+def test_a_response_with_logprobs(client: openai.OpenAI) -> None:
+    made = client.responses.create(
         model="tiny",
         input="hi",
         include=["message.output_text.logprobs"],

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from spola.backends.null import NullRunner
 from spola.core.step import RequestState, Step, StepOutput
 from spola.runtime.build import build_service
@@ -39,10 +41,12 @@ class Parrot(NullRunner):
         return self.answer[said] if said < len(self.answer) else self.end
 
     def execute(self, step: Step) -> StepOutput:
+        began = time.perf_counter()
         time.sleep(self.delay)
         if self.broken is not None:
             raise RuntimeError(self.broken)
-        return super().execute(step)
+        output = super().execute(step)
+        return msgspec.structs.replace(output, elapsed_s=time.perf_counter() - began)
 
 
 def parrot_service(

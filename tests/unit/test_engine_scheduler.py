@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from spola.backends.null import Cost, NullRunner
 from spola.core.errors import CapacityError, ConfigError, RequestError
 from spola.core.runner import Capabilities
 from spola.core.step import SliceOutput, StepOutput, unpack_ids
@@ -278,6 +279,15 @@ def test_the_summary_counts():
     assert summary.scheduled_s == 0.0
     assert 2.0 < summary.first_token_s < 3.0
     assert 4.0 < summary.finished_s < 5.0
+
+
+def test_time_does_not_run_back_when_a_backend_states_longer_steps_than_the_clock_saw():
+    caps = Capabilities(device="null", block_size=4)
+    rig = Rig(runner=NullRunner(capabilities=caps, cost=Cost(flops_per_s=1e8)))  # 2.7 s a row
+    rig.add(request(1, 20, 2, ignore_eos=True))
+    summary = rig.finish()[1].finals[0].summary
+    assert summary.first_token_s > 50
+    assert summary.finished_s >= summary.first_token_s
 
 
 def test_stops_cut_the_rest_of_an_accepted_run():

@@ -23,6 +23,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -48,10 +49,15 @@ def figures_of(model: str) -> tuple[str, ...]:
     return FIGURES if model in BATCHED else tuple(name for name in FIGURES if name != "batch")
 
 
+def settings_of(name: str) -> list[tuple[Any, ...]]:
+    """The grid; batches, whose samples are long, without its load modes, which decide nothing once it is read."""
+    return [setting for setting in GRID if name != "batch" or setting[2] == "mmap"]
+
+
 def scan_jobs(model: str, samples: Samples) -> list[Job]:
     """llama.cpp over its settings, once; deep contexts with flash attention on and off at the best others."""
     shallow = [name for name in SCAN if name in figures_of(model)]
-    jobs = [Job(model, "llama", name, setting) for name in shallow for setting in GRID]
+    jobs = [Job(model, "llama", name, setting) for name in shallow for setting in settings_of(name)]
     if any(samples.tries(job) == 0 for job in jobs):
         return jobs
     for deep, name in DEEP_SCAN.items():
