@@ -1,4 +1,4 @@
-"""What every suite needs: interrupts that arrive, however the tests were started; leaks told where they happen."""
+"""What every suite needs: interrupts that arrive, however tests were started; leaks told where they are."""
 
 import gc
 import signal

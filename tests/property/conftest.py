@@ -9,5 +9,5 @@ _HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_
 settings.register_profile(
     "quick", max_examples=120, deadline=None, derandomize=True, suppress_health_check=_HEALTH
 )
-settings.register_profile("soak", max_examples=20_000, deadline=None, suppress_health_check=_HEALTH)
+settings.register_profile("soak", max_examples=4_000, deadline=None, suppress_health_check=_HEALTH)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

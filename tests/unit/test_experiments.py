@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import runpy
+import subprocess
+import sys
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from spola import LLM, SamplingParams
 from spola.bench.exchange import Sample
 from spola.bench.http import Target
 from support.tiny import Tiny, write_tiny_gguf
@@ -46,6 +50,25 @@ def test_speculation_compares_equal_answers(tmp_path: Path, capsys) -> None:
         assert result[text]["off"]["over_off"] == 1
         assert result[text]["ngram"]["tok_s"] > 0
     assert result["copy"]["off"]["drafted_so_far"] == 0
+
+
+def test_a_made_folder_holds_the_weights_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "tiny-BF16.gguf"
+    source = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, Tiny())
+    options = ["--shape", "tiny", "--type", "BF16", "--tokenizer-from", str(source), str(file)]
+    subprocess.run([sys.executable, str(FOLDER.parent / "make_gguf.py"), *options], check=True)
+    folder = runpy.run_path(str(FOLDER / "load_times.py"))["folder_of"](file)
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=3, ignore_eos=True)
+
+    def said(model: Path) -> tuple[Sequence[int], float]:
+        with LLM(str(model), backend="reference", max_model_len=64) as llm:
+            choice = llm.generate([[5, 6, 7]], params)[0].outputs[0]
+            return choice.token_ids, choice.cumulative_logprob
+
+    (ids, logprob), (other_ids, other_logprob) = said(file), said(folder)
+    assert ids == other_ids
+    assert logprob == pytest.approx(other_logprob, abs=1e-4)  # a head's values lie in another order
 
 
 def rows(part: str, scale: float) -> list[dict]:

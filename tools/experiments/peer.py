@@ -50,7 +50,7 @@ def figures_of(model: str) -> tuple[str, ...]:
 
 
 def settings_of(name: str) -> list[tuple[Any, ...]]:
-    """The grid; batches, whose samples are long, without its load modes, which decide nothing once it is read."""
+    """The grid; batches, whose samples are long, without load modes: nothing is read while they are timed."""
     return [setting for setting in GRID if name != "batch" or setting[2] == "mmap"]
 
 
