@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("spola._native", reason="the native extension is not built")
 
+from spola.backends.native import NativeRunner
+from spola.cli.options import plan_lines
+from spola.core.errors import CapacityError
+from spola.load.model import open_model
+from spola.load.resolve import resolve_model
 from spola.runtime import limits
-from spola.runtime.build import load_engine
+from spola.runtime.build import load_engine, resolve
 from spola.runtime.config import Options
+from spola.runtime.drafting import open_draft
+from spola.runtime.machine import describe_bytes, probe
 from support.cli import spola
-from support.tiny import write_tiny_gguf
+from support.tiny import Tiny, write_tiny_gguf
 
 
 def test_the_plan_is_what_a_load_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,3 +46,25 @@ def test_the_plan_is_what_a_load_takes(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(limits, "measure_rates", lambda *_, **__: pytest.fail("measured again"))
     again = json.loads(spola(*args, **home).stdout)
     assert again["read_bytes_per_s"] == figures["read_bytes_per_s"]
+
+
+def test_a_draft_model_is_in_the_plan(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    write_tiny_gguf(tmp_path / "draft.gguf", Tiny(layers=1))
+    options = Options(speculate=f"draft={tmp_path / 'draft.gguf'}", max_model_len=256, max_seqs=2)
+    loaded = load_engine(str(tmp_path / "tiny.gguf"), options)
+    drafter, plan = loaded.engine.drafter, loaded.config.memory
+    assert drafter is not None
+    assert plan is not None
+    taken = drafter.runner.memory()
+    loaded.engine.close()
+    assert (plan.draft, plan.draft_kv) == (taken["weights"] + taken["workspace"], taken["kv"])
+    (line,) = plan_lines(loaded.config)
+    assert f"+ draft model draft {describe_bytes(plan.draft)} and its KV cache" in line
+    little = replace(probe(), memory_limit=1 << 20, memory_available=1 << 20)
+    with (
+        pytest.raises(CapacityError, match=r"for the draft model.*no draft model"),
+        open_model(resolve_model(str(tmp_path / "tiny.gguf"))) as model,
+        open_draft(options) as draft,
+    ):
+        resolve(model, options, little, NativeRunner(), draft)

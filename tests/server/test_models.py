@@ -12,7 +12,7 @@ from spola.core.errors import CapacityError
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
 from spola.runtime.machine import probe
-from spola.runtime.sharing import share_memory
+from spola.runtime.sharing import plan_of_all, share_memory
 from spola.runtime.turns import Turns
 from spola.server.shelf import Book, Shelf
 from support.running import Running
@@ -148,5 +148,12 @@ def test_memory_is_planned_for_all_or_for_each(tmp_path: Path) -> None:
     little = replace(machine, memory_limit=100 << 20, memory_available=100 << 20)
     shares, total = share_memory([path, path], options, little)
     assert max(share.bytes for share in shares) <= total < sum(share.bytes for share in shares)
+    assert "more than there is" in plan_of_all(["a", "b"], shares, total)
+    line = plan_of_all(["a", "b"], *share_memory([path, path], options, much))
+    assert line.startswith("plan of all 2 models: ")
+    assert line.endswith("all are held at once")
+    assert line.count("KV cache") == 2
+    with pytest.raises(CapacityError, match="Three ways out: --kv-memory"):
+        share_memory([path], replace(options, kv_memory=1 << 40), much)
     with pytest.raises(CapacityError, match="weights need"):
         share_memory([path], options, replace(machine, memory_limit=1 << 20, memory_available=1 << 20))

@@ -145,11 +145,39 @@ def test_a_quantization_is_recommended_that_fits(tmp_path: Path) -> None:
     assert not plan.figures["fits"]
     advice = recommend(plan)
     rows = {row["weights"]: row for row in advice["types"]}
-    assert advice["weights"] == next(kind for kind, row in rows.items() if row["fits"])
-    assert not rows["F16"]["fits"]
+    # An int8 cache costs less than the next smaller weights, and is tried before them.
+    assert advice["weights"] == next(kind for kind, row in rows.items() if row["fits_int8_kv"]) == "Q8_0"
+    assert (advice["kv_dtype"], rows["Q8_0"]["fits"], rows["Q6_K"]["fits"]) == ("int8", False, True)
+    assert not rows["F16"]["fits_int8_kv"]
     sizes = [row["weights_bytes"] for row in advice["types"]]
     assert sizes == sorted(sizes, reverse=True)
     assert "command" in recommend(plan_on(name, "a100-80gb", Goal()))
+
+
+def test_an_int8_cache_is_recommended_where_it_makes_the_goal_fit(tmp_path: Path) -> None:
+    name = folder(tmp_path / "m", LLAMA_7B)
+    plan = plan_on(name, "a100-40gb", Goal(context=4096, concurrency=16))
+    assert not plan.figures["fits"]
+    advice = recommend(plan)
+    assert (advice["weights"], advice["kv_dtype"]) == ("as stored", "int8")
+    assert "--kv-dtype int8" in advice["command"]
+    assert "--kv-dtype int8" in refusal(plan)
+    size = int(advice["command"].split("--kv-memory ")[1].split()[0])
+    assert size < plan.memory.kv * 0.6
+    fitting = recommend(plan_on(name, "a100-40gb", Goal(context=4096, concurrency=4)))
+    assert fitting["kv_dtype"] == "f16"
+    assert "--kv-dtype" not in fitting["command"]
+
+
+def test_the_command_serves_what_was_planned(tmp_path: Path) -> None:
+    name = folder(tmp_path / "m", LLAMA_7B)
+    model, host = open_plan_model(name, "q8_0"), table_host("a100-80gb", None)
+    command = recommend(make_plan(model, kv_groups(model.spec, "int8", "f16"), host, Goal()), True)["command"]
+    assert " --weights q8_0 " in command
+    assert command.endswith("--kv-dtype int8,f16 --precise")
+    # What no server makes while loading has no command.
+    model = open_plan_model(name, "q5_k")
+    assert "command" not in recommend(make_plan(model, kv_groups(model.spec), host, Goal()))
 
 
 def test_the_batch_at_which_decode_turns_compute_bound(tmp_path: Path) -> None:

@@ -42,8 +42,10 @@ def one(model: str, kv: str, context: int, seqs: int) -> dict[str, Any]:
                 break
         started = json.loads(text)
         planned = started["config"]["memory"]
-        items = mix("random", 2 * seqs, prompt=context - 40, output=32)
-        calls = calls_of(items, started["model"], endpoint="completions", vocab=1000)
+        # Long answers: prompts are read one after the other, and all must be there at the same time.
+        output = context // 4
+        items = mix("random", 2 * seqs, prompt=context - output - 8, output=output)
+        calls = calls_of(items, started["model"], endpoint="completions", vocab=250)
         outcome = asyncio.run(drive(Target(started["url"]), calls, Load(concurrency=seqs, warmup=0)))
         peak = peak_of(server.pid)
         server.terminate()

@@ -15,7 +15,7 @@ from spola.engine.drafter import DraftRule
 from spola.engine.limits import Batching, Reservation
 from spola.runtime.config import DRAFT, SPECULATE, EngineConfig, Options, parse_memory
 from spola.runtime.machine import describe_bytes
-from spola.runtime.memory import peak_resident
+from spola.runtime.memory import INTERPRETER, MemoryPlan, peak_resident
 from spola.runtime.service import Service
 from spola.spec.weight_types import WEIGHT_TYPES
 
@@ -264,9 +264,23 @@ def plan_lines(config: EngineConfig) -> list[str]:
         f"plan: {shown(memory.total)} in all = weights {shown(memory.weights)} + KV cache {shown(memory.kv)} "
         f"({config.max_seqs} requests at a time, {config.max_model_len} tokens at most, "
         f"{config.kv_bytes // config.kv_bytes_per_token} in all) + workspace {shown(memory.workspace)} "
-        f"+ interpreter {shown(memory.interpreter)} + tokenizer {shown(memory.tokenizer)}; "
+        f"{_of_draft(config, memory)}+ {_of_process(memory)} + tokenizer {shown(memory.tokenizer)}; "
         f"{shown(config.usable_bytes)} may be used"
     ]
+
+
+def _of_draft(config: EngineConfig, memory: MemoryPlan) -> str:
+    if config.draft is None:
+        return ""
+    weights, kv = describe_bytes(memory.draft), describe_bytes(memory.draft_kv)
+    return f"+ draft model {config.draft.model} {weights} and its KV cache {kv} "
+
+
+def _of_process(memory: MemoryPlan) -> str:
+    size = describe_bytes(memory.interpreter)
+    return (
+        f"interpreter {size}" if memory.interpreter <= INTERPRETER else f"what the process holds now {size}"
+    )
 
 
 def measured_line(config: EngineConfig, kv_blocks: int, when: str) -> str | None:
@@ -274,7 +288,9 @@ def measured_line(config: EngineConfig, kv_blocks: int, when: str) -> str | None
     memory, peak = config.memory, peak_resident()
     if memory is None or peak is None:
         return None
-    used = memory.without_kv() + kv_blocks * config.kv_bytes // max(1, sum(config.kv_blocks))
+    # A draft model's cache fills with the served one's.
+    used = memory.without_kv()
+    used += kv_blocks * (config.kv_bytes + memory.draft_kv) // max(1, sum(config.kv_blocks))
     off = peak - used
     return (
         f"memory {when}: planned {describe_bytes(used)}, measured {describe_bytes(peak)} at its peak, "

@@ -97,7 +97,7 @@ def command(model: str | None, explain: bool, simulated: bool, as_json: bool, **
             click.echo()
             for line in explained(plan):
                 click.echo(line)
-        _advise(advice)
+        _advise(advice, plan.figures["fits"])
         if result is not None:
             _show(result)
     if not plan.figures["fits"]:
@@ -179,11 +179,14 @@ def _show(result: dict[str, Any]) -> None:
         click.echo(f"  {name:<12} {shown} ms")
 
 
-def _advise(advice: dict[str, Any]) -> None:
+def _advise(advice: dict[str, Any], fits: bool) -> None:
     if advice["weights"] is None:
         return
+    kv = f"a KV cache in {advice['kv_dtype']}"
     if advice["weights"] != "as stored":
-        click.echo(f"recommended    weights in {advice['weights']}")
+        click.echo(f"recommended    weights in {advice['weights']}, {kv}")
+    elif not fits:
+        click.echo(f"recommended    weights as stored, {kv}")
     if "warning" in advice:
         click.echo(f"               {advice['warning']}")
     if "command" in advice:

@@ -31,7 +31,7 @@ from spola.load.resolve import resolve_model
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
 from spola.runtime.service import Service
-from spola.runtime.sharing import share_memory
+from spola.runtime.sharing import plan_of_all, share_memory
 from spola.runtime.turns import Turns
 from spola.server.keys import read_keys
 from spola.server.log import Log, LogFormat, logger
@@ -203,7 +203,7 @@ def command(
     log = Log(form)
     try:
         with listener:
-            shelf = _shelf(named, options, build)
+            shelf = _shelf(named, options, build, say)
             first = shelf.books[0].build
             assert first is not None
             code = serve(listener, shelf, first, ready, say, server)
@@ -239,11 +239,13 @@ def _shelf(
     named: Mapping[tuple[str, ...], str | None],
     options: Options,
     build: Callable[[str | None, Options], Service],
+    say: Callable[[str], None],
 ) -> Shelf:
     if len(named) == 1:
         ((names, model),) = named.items()
         return Shelf([Book(names, partial(build, model, options))])
     shares, total = share_memory([model or "smollm2" for model in named.values()], options)
+    say(plan_of_all([names[0] for names in named], shares, total))
     books = [
         Book(names, partial(build, share.model, share.options), share.bytes)
         for names, share in zip(named, shares, strict=True)

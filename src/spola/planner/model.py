@@ -24,6 +24,7 @@ from spola.spec.decoder import DecoderSpec
 from spola.spec.from_gguf import from_gguf, gguf_sources
 from spola.spec.from_hf import from_hf, spec_of_config
 from spola.spec.manifest import TensorInfo, manifest
+from spola.spec.weight_types import FLOATS
 
 __all__ = ["PlanModel", "model_at", "model_of_table", "open_plan_model", "with_weights"]
 
@@ -36,13 +37,18 @@ _FALLBACK = "Q8_0"  # for rows that are no whole number of blocks
 
 @dataclass(frozen=True, slots=True)
 class PlanModel:
-    """``dtypes``: canonical tensor name -> DType name. ``origin``: what was read; ``asked``: as typed."""
+    """``dtypes``: canonical tensor name -> DType name. ``origin``: what was read; ``asked``: as typed.
+
+    ``weights``: the type planned instead of the stored one; ``from_floats``: the stored one is no quantized.
+    """
 
     name: str
     spec: DecoderSpec
     dtypes: Mapping[str, str]
     origin: str
     asked: str = ""
+    weights: str | None = None
+    from_floats: bool = False
 
     @property
     def parameters(self) -> int:
@@ -69,7 +75,9 @@ def with_weights(model: PlanModel, kind: str) -> PlanModel:
         if info.name in dtypes and info.role in _MATRICES:
             kinds = (BY_NAME[wanted], BY_NAME[_FALLBACK], BY_NAME["F16"])
             dtypes[info.name] = next(k for k in kinds if _fits(info, k)).name
-    return replace(model, dtypes=dtypes, origin=f"{model.origin}, planned with {wanted} weights")
+    floats = model.from_floats if model.weights is not None else set(model.dtypes.values()) <= set(FLOATS)
+    origin = f"{model.origin}, planned with {wanted} weights"
+    return replace(model, dtypes=dtypes, origin=origin, weights=wanted, from_floats=floats)
 
 
 def _fits(info: TensorInfo, kind: DType) -> bool:

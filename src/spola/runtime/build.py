@@ -36,7 +36,7 @@ from spola.runtime.fit import fit
 from spola.runtime.live import LiveView, StepBytes
 from spola.runtime.loop import EngineLoop
 from spola.runtime.machine import Machine, probe
-from spola.runtime.needs import Shape, memory_plan, workspace_of
+from spola.runtime.needs import DraftNeeds, Shape, memory_plan, workspace_of
 from spola.runtime.prices import step_budget
 from spola.runtime.service import Service
 from spola.runtime.step_log import StepLog
@@ -247,6 +247,7 @@ def resolve(
     found = fit(
         (*groups, *drafts),
         weights=packed + draft_packed + adapter_bytes,
+        draft=draft_packed,
         tables=position_bytes(model.spec) + (0 if draft is None else position_bytes(draft.spec)),
         workspace=workspace_of(opened_models, runner, shape),
         trained=model.spec.context,
@@ -262,7 +263,10 @@ def resolve(
         n * group.bytes_per_token * caps.block_size for n, group in zip(draft_blocks, drafts, strict=True)
     )
     blocks = found.blocks[: len(groups)]
-    memory = memory_plan(model, groups, runner, shape, blocks, found.max_model_len, adapter_bytes)
+    needs = None
+    if draft is not None:
+        needs = DraftNeeds(draft, drafts, draft_blocks, min(found.max_model_len, draft.spec.context))
+    memory = memory_plan(model, groups, runner, shape, blocks, found.max_model_len, adapter_bytes, needs)
     return EngineConfig(
         model=model.name,
         path=str(model.path),
@@ -298,7 +302,7 @@ def resolve(
         speculate=options.speculate,
         draft_rule=options.draft_rule,
         draft=None
-        if draft is None
+        if draft is None or needs is None
         else DraftConfig(
             model=draft.name,
             path=str(draft.path),
@@ -306,7 +310,7 @@ def resolve(
             kv_groups=drafts,
             kv_blocks=draft_blocks,
             kv_bytes=draft_kv,
-            max_model_len=min(found.max_model_len, draft.spec.context),
+            max_model_len=needs.max_model_len,
         ),
     )
 

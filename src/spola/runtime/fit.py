@@ -41,6 +41,7 @@ def fit(
     max_seqs: int,
     tables: int = 0,
     workspace: int = WORKSPACE,
+    draft: int = 0,
     block_size: int = BLOCK_TOKENS,
     max_slice: int = BLOCK_TOKENS,
     kv_memory: int | float | None = None,
@@ -50,6 +51,7 @@ def fit(
 
     ``workspace``: bytes that a step computes in. ``tables``: bytes that a backend holds for each position up
     to ``max_model_len`` (sines and cosines).
+    ``draft``: the part of ``weights`` that is a draft model's.
     ``max_slice`` is the most rows one request has in a step: it bounds what a window group holds at once.
     ``kv_memory`` (bytes, or as a float a fraction of what the process may use) and ``max_model_len`` (tokens)
     are what the person asked for, or None. By default
@@ -60,15 +62,18 @@ def fit(
     """
     usable = int(min(machine.memory_limit, machine.memory_available) * USABLE)
     left = usable - weights - workspace
+    of_draft = f" ({describe_bytes(draft)} of it for the draft model)" if draft else ""
+    less = "no draft model (--speculate off); or a smaller model" if draft else "or a smaller model"
     if isinstance(kv_memory, float):
         kv_memory = int(kv_memory * usable)
     if left <= 0:
         raise CapacityError(
-            f"the weights need {describe_bytes(weights)} and this process may use {describe_bytes(usable)} "
+            f"the weights need {describe_bytes(weights)}{of_draft} and this process may use "
+            f"{describe_bytes(usable)} "
             f"({machine.memory_limit_reason}), {describe_bytes(workspace)} of it for workspace. "
             f"Three ways out: let it use {describe_bytes((weights + workspace) / USABLE * 1.1)}; "
             f"weights of at most {describe_bytes(max(usable - workspace, 0))}, in a smaller type "
-            "(--weights); or a smaller model"
+            f"(--weights); {less}"
         )
     if max_model_len is not None and max_model_len > trained:
         raise ConfigError(f"max_model_len is {max_model_len}, but the model was trained for {trained} tokens")
@@ -76,7 +81,8 @@ def fit(
     layout = Layout(groups, block_size, max_seqs, max_slice)
     if kv_memory is not None and kv_memory > left:
         raise CapacityError(
-            f"kv_memory is {describe_bytes(kv_memory)}, but {describe_bytes(weights)} of weights leave "
+            f"kv_memory is {describe_bytes(kv_memory)}, but {describe_bytes(weights)} of weights{of_draft} "
+            "leave "
             f"{describe_bytes(left)} of the {describe_bytes(usable)} this process may use. Three ways out: "
             f"--kv-memory {left} or less; smaller weights (--weights); or "
             f"{describe_bytes((weights + workspace + kv_memory) / USABLE)} of memory"

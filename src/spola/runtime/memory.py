@@ -17,17 +17,23 @@ TOKENIZER_PER_TOKEN = 700  # bytes: tables of merges and of tokens, in Python an
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes by what for. ``weights`` are packed, with the tables of positions; ``kv`` is what is reserved."""
+    """Bytes by what for. ``weights`` are packed, with the tables of positions; ``kv`` is what is reserved.
+
+    ``draft`` is a draft model's weights and workspace, ``draft_kv`` its cache. ``interpreter`` holds what the
+    process had before, as other models.
+    """
 
     weights: int
     kv: int
     workspace: int
     interpreter: int = INTERPRETER
     tokenizer: int = 0
+    draft: int = 0
+    draft_kv: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.workspace + self.host
+        return self.weights + self.kv + self.workspace + self.draft + self.draft_kv + self.host
 
     @property
     def host(self) -> int:
@@ -35,8 +41,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.interpreter + self.tokenizer
 
     def without_kv(self) -> int:
-        """What is resident before the first request; the pages of the KV cache come as they are used."""
-        return self.total - self.kv
+        """What is resident before the first request; the pages of KV caches come as they are used."""
+        return self.total - self.kv - self.draft_kv
 
 
 def resident() -> int | None:

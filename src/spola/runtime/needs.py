@@ -10,7 +10,7 @@ from spola.load.model import Model
 from spola.runtime.fit import WORKSPACE
 from spola.runtime.memory import INTERPRETER, TOKENIZER_PER_TOKEN, MemoryPlan, resident
 
-__all__ = ["Shape", "memory_plan", "workspace_of"]
+__all__ = ["DraftNeeds", "Shape", "memory_plan", "workspace_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,16 @@ class Shape:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class DraftNeeds:
+    """A draft model with the KV cache that it gets."""
+
+    model: Model
+    groups: tuple[KvGroup, ...]
+    blocks: tuple[int, ...]
+    max_model_len: int
+
+
 def workspace_of(models: Sequence[tuple[Model, tuple[KvGroup, ...]]], runner: Runner, shape: Shape) -> int:
     """Bytes that steps compute in, as the backend counts them; a guess where it does not."""
     footprint = getattr(runner, "footprint", None)
@@ -57,9 +67,10 @@ def memory_plan(
     blocks: tuple[int, ...],
     max_model_len: int,
     adapters: int = 0,
+    draft: DraftNeeds | None = None,
 ) -> MemoryPlan | None:
-    """What the process will take for ``model`` and ``adapters`` bytes of adapters, where the backend tells;
-    without a draft model's part.
+    """What the process will take for ``model``, ``adapters`` bytes of adapters and a ``draft`` model, where
+    the backend tells.
     """
     footprint = getattr(runner, "footprint", None)
     if footprint is None:
@@ -67,10 +78,17 @@ def memory_plan(
     taken = footprint(model.spec, model.dtypes, shape.config(groups, blocks, max_model_len))
     tokenizer = TOKENIZER_PER_TOKEN * model.spec.vocab
     now = resident() or 0
+    helper = {"weights": 0, "workspace": 0, "kv": 0}
+    if draft is not None:
+        config = shape.config(draft.groups, draft.blocks, draft.max_model_len)
+        helper = footprint(draft.model.spec, draft.model.dtypes, config)
+        tokenizer += TOKENIZER_PER_TOKEN * draft.model.spec.vocab
     return MemoryPlan(
         weights=taken["weights"] + adapters,
         kv=taken["kv"],
         workspace=taken["workspace"],
         interpreter=max(INTERPRETER, now - tokenizer),
         tokenizer=tokenizer,
+        draft=helper["weights"] + helper["workspace"],
+        draft_kv=helper["kv"],
     )

@@ -10,22 +10,30 @@ from spola.core.errors import CapacityError
 from spola.load.model import open_model
 from spola.load.resolve import resolve_model
 from spola.runtime.build import packed_bytes
-from spola.runtime.config import Options
-from spola.runtime.fit import KV_SHARE, USABLE, WORKSPACE
+from spola.runtime.config import Options, parse_kv_dtype
+from spola.runtime.drafting import open_draft
+from spola.runtime.fit import KV_SHARE, USABLE
 from spola.runtime.machine import Machine, describe_bytes, probe
+from spola.runtime.needs import Shape, workspace_of
+from spola.runtime.weights import with_weights
+from spola.spec.kv import kv_groups
+from spola.spec.weight_types import weight_type
 
-__all__ = ["Share", "share_memory"]
+__all__ = ["Share", "plan_of_all", "share_memory"]
 
 LEAST_KV = 0.1  # of what may be used, for the caches of all models together, or they are not held at once
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A model's ``options`` with its part of the memory, and the ``bytes`` that it takes once loaded."""
+    """A model's ``options`` with its part of the memory; ``bytes`` that it takes once loaded, ``kv`` of them
+    for its cache.
+    """
 
     model: str
     options: Options
     bytes: int
+    kv: int
 
 
 def share_memory(
@@ -40,27 +48,66 @@ def share_memory(
     """
     found = machine or probe()
     usable = int(min(found.memory_limit, found.memory_available) * USABLE)
-    weights = [_weights(model, options) + WORKSPACE for model in models]
+    weights = [_needs(model, options, found) for model in models]
     left = usable - sum(weights)
     together = left >= LEAST_KV * usable
     shares = []
     for model, own in zip(models, weights, strict=True):
         if own >= usable:
-            need, have = describe_bytes(own), describe_bytes(usable)
-            raise CapacityError(f"{model}: the weights need {need} and this process may use {have}")
+            more = describe_bytes(own / USABLE * 1.1)
+            raise CapacityError(
+                f"{model}: the weights need {describe_bytes(own)} with their workspace, and this process "
+                f"may use {describe_bytes(usable)} ({found.memory_limit_reason}). Three ways out: let it use "
+                f"{more}; "
+                "smaller weights (--weights); or serve without this model"
+            )
         kv = int((left / len(models) if together else usable - own) * KV_SHARE)
         if isinstance(options.kv_memory, float):
             kv = int(options.kv_memory * usable / len(models))
         elif options.kv_memory is not None:
             kv = options.kv_memory
-        shares.append(Share(model, replace(options, kv_memory=kv), own + kv))
+        if own + kv > usable:
+            all_of_it = describe_bytes((own + kv) / USABLE)
+            raise CapacityError(
+                f"{model}: weights and workspace of {describe_bytes(own)} and a KV cache of "
+                f"{describe_bytes(kv)} are more than the {describe_bytes(usable)} this process may use. "
+                f"Three ways out: --kv-memory {usable - own} or less; smaller weights (--weights); or "
+                f"{all_of_it} of memory"
+            )
+        shares.append(Share(model, replace(options, kv_memory=kv), own + kv, kv))
     return shares, usable
 
 
-def _weights(model: str, options: Options) -> int:
+def plan_of_all(names: Sequence[str], shares: Sequence[Share], usable: int) -> str:
+    """One line: what each model takes once loaded, in all, and whether all are held at once."""
+    parts = [
+        f"{name} {describe_bytes(share.bytes)} (KV cache {describe_bytes(share.kv)})"
+        for name, share in zip(names, shares, strict=True)
+    ]
+    total = sum(share.bytes for share in shares)
+    held = "all are held at once"
+    if total > usable:
+        held = "more than there is, so idle models are unloaded for those that are asked for"
+    return (
+        f"plan of all {len(parts)} models: {describe_bytes(total)} = {' + '.join(parts)}; "
+        f"{describe_bytes(usable)} may be used: {held}"
+    )
+
+
+def _needs(model: str, options: Options, machine: Machine) -> int:
+    """Bytes of weights, draft model and workspace."""
     runner = backend(options.backend)()
+    kinds = parse_kv_dtype(options.kv_dtype)
     try:
-        with open_model(resolve_model(model)) as opened:
-            return packed_bytes(opened, runner, options.precise)
+        with open_model(resolve_model(model)) as opened, open_draft(options) as draft:
+            if options.weights is not None:
+                opened = with_weights(opened, weight_type(options.weights))
+            models = [opened] if draft is None else [opened, draft]
+            shape = Shape(
+                options.max_step_tokens, options.max_seqs, options.threads or machine.threads, options.precise
+            )
+            groups = [(one, kv_groups(one.spec, *kinds)) for one in models]
+            packed = sum(packed_bytes(one, runner, options.precise) for one in models)
+            return packed + workspace_of(groups, runner, shape)
     finally:
         runner.close()
