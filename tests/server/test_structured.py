@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spola.text.grammar import Grammars
 from support.running import TEXT, Running
 from support.waiting import PATIENCE_S
 
@@ -158,3 +159,28 @@ def test_hostile_forms_do_not_hold_up_a_stream(running: Running) -> None:
         running.post("/v1/chat/completions", {**CHAT, "guided_regex": regex, "max_tokens": 2})
     thread.join(PATIENCE_S)
     assert "".join(got).startswith(TEXT)
+
+
+def test_streams_go_on_while_a_grammar_is_compiled(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R27: a compilation that does not end holds up nobody but who asked for it."""
+    gate, begun = threading.Event(), threading.Event()
+    made = Grammars._compiled
+
+    def endless(self: Grammars, text: str, param: str) -> Any:
+        begun.set()
+        assert gate.wait(PATIENCE_S)
+        return made(self, text, param)
+
+    monkeypatch.setattr(Grammars, "_compiled", endless)
+    got: list[tuple[int, Any]] = []
+    body = {**CHAT, "guided_regex": "never (seen|heard)"}
+    thread = threading.Thread(target=lambda: got.append(running.post("/v1/chat/completions", body)))
+    thread.start()
+    assert begun.wait(PATIENCE_S)
+    chunks = running.chunks("/v1/chat/completions", {**CHAT, "ignore_eos": True, "max_tokens": 60})
+    text = "".join(c["delta"].get("content") or "" for chunk in chunks for c in chunk["choices"])
+    assert text.startswith(TEXT)
+    assert not got
+    gate.set()
+    thread.join(PATIENCE_S)
+    assert got[0][0] == 200

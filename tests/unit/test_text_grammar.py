@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from spola.core.errors import RequestError
 from spola.core.structured import StructuredOutputsParams
+from spola.text.compile_lane import Lane
 from spola.text.grammar import Grammar, Grammars, json_source, lark_source
 from spola.text.grammar_guard import BothGuards, GrammarGuard
+from spola.text.grammar_trial import needs_trial
 from spola.text.stops import StopGuard
 from spola.text.tokenizer import Tokenizer
 from support.schemas import Walker, random_schema
@@ -117,6 +121,16 @@ def test_blanks_are_bounded(tokenizer: Tokenizer, grammars: Grammars) -> None:
         ({"json": {"anyOf": [{"type": "null"}, {"contains": {}}]}}, "at /anyOf/1/contains:"),
         ({"json": {"$defs": {"d": {"if": {}}}, "$ref": "#/$defs/d"}}, "at /$defs/d/if:"),
         ({"json": {"properties": {"a": 5}}}, "at /properties/a:"),
+        (
+            {"json": {"properties": {"a": {"oneOf": [{"type": "integer"}, {"minimum": 2}]}}}},
+            "at /properties/a/oneOf:",
+        ),
+        ({"json": {"patternProperties": {"a*": {}, "aaa*": {"type": "null"}}}}, "at /patternProperties:"),
+        ({"json": {"items": {"type": "string", "pattern": "\\cC"}}}, "at /items/pattern:"),
+        ({"json": {"type": "integer", "multipleOf": 0.123456789}}, "at /multipleOf:"),
+        ({"json": {"allOf": [True, False]}}, "at /allOf/1:"),
+        ({"json": {"$ref": "#here"}}, "at /$ref:"),
+        ({"json": {"allOf": [{"type": "string", "pattern": f".*{c}.*"} for c in "abcd"]}}, "at /allOf:"),
         ({"json": {"type": "object", "x-guidance": {"lenient": True}}}, "x-guidance"),
     ],
 )
@@ -151,6 +165,11 @@ def deep(levels: int) -> dict[str, Any]:
         {"json": deep(5000)},
         {"json": "[" * 100_000},
         {"json": {"properties": {f"k{i}": {} for i in range(5000)}}},
+        {
+            "grammar": "start: T\n"
+            + "".join(f"T{i}: T{i + 1} T{i + 1}\n" for i in range(20))
+            + 'T20: "a"\nT: T0'
+        },
         {"json": {"enum": list(range(50_000))}},
         {"json": {"description": "x" * 300_000}},
         {"json": {"type": "string", "pattern": "(a{1000}){1000}"}},
@@ -191,6 +210,69 @@ def test_costly_ones_are_followed_within_bounds(
         if guard.accept((rng.choice(sorted(allowed(guard))),)) is not None:
             break
     assert time.thread_time() - started < 2.0
+
+
+def test_what_would_not_end_is_tried_out_elsewhere(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Patterns that must all hold: time and memory grow with the power set, and nothing interrupts that."""
+    monkeypatch.setattr("spola.text.grammar_trial.CPU_S", 1)
+    words = [{"type": "string", "pattern": f".*{chr(97 + i)}.*"} for i in range(24)]
+    for _ in range(2):  # the second time it is remembered
+        started = time.process_time()
+        with pytest.raises(RequestError, match="takes too long to compile"):
+            of(grammars, json={"allOf": words})
+        assert time.process_time() - started < 1.0
+    harmless = {"anyOf": words}
+    assert needs_trial(harmless, json.dumps(harmless))
+    assert of(grammars, json=harmless).guard()
+    for plain in ({"type": "string", "pattern": "x"}, {"properties": {f"k{i}": words[i] for i in range(20)}}):
+        assert not needs_trial(plain, json.dumps(plain))
+
+
+def test_whole_numbers_count(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    grammar = of(grammars, json={"type": "array", "minItems": 1.0, "maxItems": 2.0, "items": {"const": 2}})
+    assert takes(tokenizer, grammar, "[2,2]")
+    assert not takes(tokenizer, grammar, "[]")
+
+
+def test_one_compiles_for_all_who_ask(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, gate = [], threading.Event()
+    made = Grammars._compiled
+
+    def slow(self: Grammars, text: str, param: str) -> Any:
+        calls.append(text)
+        assert gate.wait(20)
+        return made(self, text, param)
+
+    monkeypatch.setattr(Grammars, "_compiled", slow)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(of, grammars, regex="all.who.ask") for _ in range(4)]
+        gate.set()
+        assert len({id(one.result(20)) for one in asked}) == 1
+    assert len(calls) == 1
+
+
+def test_the_lane() -> None:
+    lane = Lane(1)
+    assert lane.run(lambda: 5) == 5
+    with pytest.raises(KeyError):
+        lane.run(lambda: {}["x"])
+    assert lane.run(lambda: time.sleep(0.1) or threading.current_thread().name) == "spola-compile"
+
+
+def test_who_waits_too_long_for_the_lane_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spola.text.compile_lane.WAIT_S", 0.01)
+    lane, gate = Lane(1), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lane.run, lambda: gate.wait(20))
+        while lane._free.acquire(blocking=False):  # until the first has begun
+            lane._free.release()
+        with pytest.raises(RequestError) as caught:
+            lane.run(lambda: None)
+        assert (caught.value.status, caught.value.code) == (503, "busy")
+        gate.set()
+        assert first.result(20)
 
 
 def test_the_guard_stops_when_nothing_can_follow(tokenizer: Tokenizer, grammars: Grammars) -> None:

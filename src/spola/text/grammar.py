@@ -2,8 +2,9 @@
 
 The engine of it is llguidance (https://github.com/guidance-ai/llguidance): JSON Schema, regular expressions
 and Lark grammars over token bytes. Here are what it is given, its limits, and its errors in our words.
-Nothing is dropped in silence: what cannot be enforced is refused. Compiling takes milliseconds, on whatever
-thread asks; ``guard`` of the result is cheap. The library is imported at the first need: a tenth of a second.
+Nothing is dropped in silence: what cannot be enforced is refused. Compiling takes milliseconds, rarely
+seconds, for which the thread that asks waits; ``guard`` of the result is cheap. The library is imported at
+the first need: a tenth of a second.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from spola.core.errors import RequestError
 from spola.core.structured import StructuredOutputsParams
+from spola.text.compile_lane import Lane
 from spola.text.grammar_guard import GrammarGuard
+from spola.text.grammar_trial import needs_trial, try_out
 from spola.text.regex_cost import check_regex
 from spola.text.schema_walk import fault, schema_text
 from spola.text.tokenizer import Tokenizer
@@ -29,9 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["Grammar", "Grammars", "Source", "json_source", "lark_source", "source_of"]
 
 MAX_GRAMMAR = 64 * 1024  # characters
-COMPILE_S = 2.0  # processor time of one compilation
+COMPILE_S = 5.0  # processor time of one compilation
 REHEARSED = 4  # masks computed before a grammar is taken
-REHEARSAL_S = 0.5  # processor time of these
+FIRST_S = 0.5  # processor time of the first of these, which all answers share, and of
+MASK_S = 0.05  # each later one, which is the engine's time then
+DEAR_S = 0.1  # a refusal that took longer to find is kept
 CACHED = 64  # compiled grammars kept
 # One blank, or a new line with an indentation, between the tokens of JSON: no runs of them.
 _ARGUMENTS = re.compile(r"^arguments(\d+)$")  # names of the grammars of tools' arguments
@@ -64,8 +70,10 @@ class Grammars:
         self._tokenizer = tokenizer
         self._table: LLTokenizer | None = None
         self._building = threading.Lock()
-        self._cache: OrderedDict[str, Grammar] = OrderedDict()
+        # Grammars that are there or being made, and refusals that took long to find.
+        self._cache: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
         self._caching = threading.Lock()
+        self._plain, self._dear = Lane(2), Lane(1)
 
     def warm(self) -> None:
         """Build the token table, if it is not there."""
@@ -77,18 +85,44 @@ class Grammars:
 
     def compile(self, sources: Iterable[Source], param: str) -> Grammar:
         """Compile named sources, the first of which is where an answer begins. Raises RequestError."""
-        text = json.dumps({"grammars": list(sources)}, ensure_ascii=False)
+        listed = list(sources)
+        key = json.dumps({"grammars": listed}, ensure_ascii=False), param
         with self._caching:
-            found = self._cache.get(text)
-            if found is not None:
-                self._cache.move_to_end(text)
-                return found
-        grammar = Grammar(self._compiled(text, param))
-        with self._caching:
-            self._cache[text] = grammar
-            while len(self._cache) > CACHED:
-                self._cache.popitem(last=False)
+            found = self._cache.get(key)
+            if found is None:
+                mine = self._cache[key] = Future()
+                while len(self._cache) > CACHED:
+                    self._cache.popitem(last=False)
+            else:
+                self._cache.move_to_end(key)
+        if found is not None:  # made, or being made for somebody else
+            try:
+                return found.result()
+            except RequestError as error:
+                raise _again(error) from None
+        started = time.monotonic()
+        try:
+            grammar = self._made(listed, *key)
+        except BaseException as error:
+            with self._caching:
+                keep = isinstance(error, RequestError) and error.status == 400
+                if not keep or time.monotonic() - started < DEAR_S:
+                    self._cache.pop(key, None)
+            mine.set_exception(error)
+            raise
+        mine.set_result(grammar)
         return grammar
+
+    def _made(self, sources: list[Source], text: str, param: str) -> Grammar:
+        schemas = [source["json_schema"] for source in sources if "json_schema" in source]
+        dear = [schema for schema in schemas if needs_trial(schema, json.dumps(schema))]
+
+        def work() -> Grammar:
+            for schema in dear:
+                try_out(schema, param)
+            return Grammar(self._compiled(text, param))
+
+        return (self._dear if dear else self._plain).run(work)
 
     def _compiled(self, text: str, param: str) -> LLMatcher:
         from llguidance import LLMatcher
@@ -161,6 +195,7 @@ def _limits() -> LLParserLimits:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
+        max_items_in_row=20_000,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,
@@ -172,12 +207,12 @@ def _limits() -> LLParserLimits:
 
 def _rehearse(matcher: LLMatcher, param: str) -> None:
     """Compute the first masks here, not on the engine's thread, and refuse what is dear or leads nowhere."""
-    started = time.thread_time()
-    for _ in range(REHEARSED):
+    for place in range(REHEARSED):
+        started = time.thread_time()
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             raise RequestError(f"{param}: {_reason(matcher.get_error())}", param=param)
-        if time.thread_time() - started > REHEARSAL_S:
+        if time.thread_time() - started > (MASK_S if place else FIRST_S):
             raise RequestError(f"{param}: the grammar takes too long to follow", param=param)
         token = _first_bit(mask)
         if token < 0:
@@ -186,6 +221,17 @@ def _rehearse(matcher: LLMatcher, param: str) -> None:
             raise RequestError(f"{param}: {_reason(matcher.get_error())}", param=param)
         if matcher.is_stopped():
             return
+
+
+def _again(error: RequestError) -> RequestError:
+    """The same refusal for somebody else: an exception is raised once."""
+    return RequestError(
+        str(error),
+        param=error.param,
+        code=error.code,
+        status=error.status,
+        retry_after=error.retry_after,
+    )
 
 
 def _first_bit(mask: bytes) -> int:

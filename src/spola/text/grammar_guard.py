@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BothGuards", "GrammarGuard"]
 
-# Processor time that the masks of one request may take: at once, and for each token.
-BUDGET_S = 0.5
+# Processor time that the masks of one request may take of the engine's thread: at once, and for each token.
+BUDGET_S = 0.1
 TOKEN_S = 0.005
 
 

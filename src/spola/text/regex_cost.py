@@ -14,7 +14,7 @@ from spola.core.errors import RequestError
 __all__ = ["check_regex"]
 
 MAX_TEXT = 16 * 1024
-MAX_REPEATS = 5_000  # copies that counted repeats make, nested ones multiplied
+MAX_REPEATS = 50_000  # copies that counted repeats make, nested ones multiplied
 MAX_NESTED = 100
 _COUNT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 

@@ -1,7 +1,7 @@
-"""Formats of JSON Schema spelled out as patterns, where the compiler's own are too wide.
+"""What the compiler reads otherwise than JSON Schema means it, spelled out: formats as patterns, 2.0 as 2.
 
 It takes 2021-02-29 for a date and any :60 for a leap second. RFC 3339 asks for days that exist; whether a
-second is a leap second is not in the text, so none is written.
+second is a leap second is not in the text, so none is written. A count of 2.0 it refuses.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _DATE = f"(?:{_YEAR}-{_DAYS}|{_LEAP}-02-29)"
 _TIME = (
     r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 )
+_COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
 _PATTERNS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}
 
 
 def spelled_out(schema: Any) -> Any:
-    """``schema`` with the formats above as patterns; parts that have none are the same objects.
+    """``schema`` with the formats above as patterns, and whole numbers where they count.
 
     The word ``format`` may also be the name of a property; only a string there is a format.
     """
@@ -37,6 +38,10 @@ def spelled_out(schema: Any) -> Any:
         name: value if name in ("const", "enum", "default", "examples") else spelled_out(value)
         for name, value in schema.items()
     }
+    for name in _COUNTS:
+        count = out.get(name)
+        if isinstance(count, float) and count.is_integer():
+            out[name] = int(count)
     pattern = _PATTERNS.get(out["format"]) if isinstance(out.get("format"), str) else None
     if pattern is None:
         return out

@@ -18,10 +18,10 @@ from spola.text.schema_formats import spelled_out
 __all__ = ["check_schema", "fault", "schema_text", "subschemas"]
 
 MAX_TEXT = 256 * 1024
-MAX_DEPTH = 48  # of values inside values
+MAX_DEPTH = 100  # of values inside values; the compiler's own bound is 128
 MAX_NODES = 20_000
-MAX_PROPERTIES = 512  # of one object: optional ones cost their square
-MAX_ENUM = 2_000
+MAX_PROPERTIES = 1024  # of one object: optional ones cost their square
+MAX_ENUM = 10_000
 
 # Keywords whose value is a schema, a list of them, or a map to them.
 _ONE = (
@@ -42,9 +42,23 @@ _LIST = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _MAP = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
 _KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
-_FORMAT = re.compile(r"Unknown format: (.*)")
-_POINTER = re.compile(r"Pointer '([^']*)' does not exist|Resource '([^']*)'|ref.*?'([^']*)'")
-_TYPE = re.compile(r"Invalid type: (.*)")
+# What the compiler complains of -> the keywords it may be about; the group is what stands in their value.
+_CLUES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
+    (re.compile(r"Unknown format: (\S*)"), ("format",)),
+    (re.compile(r"Invalid type: (.*)"), ("type",)),
+    (re.compile(r"Pointer '([^']*)' does not exist"), ("$ref",)),
+    (re.compile(r"Resource '([^']*)'"), ("$ref", "$schema", "$id", "id")),
+    (re.compile(r"Anchor '([^']*)'"), ("$ref", "$dynamicRef")),
+    (re.compile(r"circular references.*(#\S*)"), ("$ref",)),
+    (re.compile(r"patternProperty regexes /(.*?)/ and"), ("patternProperties",)),
+    (re.compile(r"regex parse error:\s*(\S+)"), ("pattern", "patternProperties")),
+    (re.compile(r"for '(?:\w+)'|min/maxProperties|(?:float|integer) range"), ()),
+    (re.compile("oneOf constraints"), ("oneOf",)),
+    (re.compile("if regex is empty|intersection"), ("allOf", "$ref", "anyOf")),
+    (re.compile(r"ref.*?'([^']*)'"), ("$ref",)),
+)
+_QUOTED = re.compile(r"for '(\w+)'")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 Error = Callable[[str], RequestError]
 
@@ -154,17 +168,45 @@ def fault(schema: dict[str, Any], said: str) -> str:
                 where = f"{place}/{_escaped(found[0])}"
                 return f"at {where}: the keyword {found[0]!r} is not supported"
         return f"at /: the keyword {names[0]!r} is not supported here"
-    for pattern, keyword in ((_FORMAT, "format"), (_TYPE, "type"), (_POINTER, "$ref")):
-        match = pattern.search(said)
-        if match is None:
-            continue
-        wanted = next(group for group in match.groups() if group is not None)
-        for place, part in subschemas(schema):
-            value = part.get(keyword) if isinstance(part, dict) else None
-            texts = value if isinstance(value, list) else [value]
-            if any(isinstance(text, str) and wanted.strip("\"'") in text for text in texts):
-                return f"at {place}/{keyword}: {_line(said)}"
+    for clue, keywords in _CLUES:
+        match = clue.search(said)
+        if match is not None:
+            wanted = (match[1] if clue.groups else "") or ""
+            where = _place_of(schema, keywords or _named(said), wanted.strip("\"'"))
+            if where:
+                return f"at {where}: {_line(said)}"
+    if "schema is false" in said:
+        where = next((place for place, part in subschemas(schema) if part is False), "")
+        return f"at {_shown(where)}: {_line(said)}"
     return f"at /: {_line(said)}"
+
+
+def _named(said: str) -> tuple[str, ...]:
+    """The keywords of sizes and bounds that a complaint names."""
+    quoted = _QUOTED.search(said)
+    if quoted is not None:
+        return (quoted[1],)
+    return ("minProperties", "maxProperties") if "maxProperties" in said else _BOUNDS
+
+
+def _place_of(schema: dict[str, Any], keywords: tuple[str, ...], wanted: str) -> str:
+    """The pointer of the first of ``keywords`` whose value mentions ``wanted``, or nothing."""
+    for keyword in keywords:
+        for place, part in subschemas(schema):
+            if isinstance(part, dict) and keyword in part and _mentions(part[keyword], wanted):
+                return f"{place}/{_escaped(keyword)}"
+    return ""
+
+
+def _mentions(value: Any, wanted: str) -> bool:
+    if not wanted or isinstance(value, bool):
+        return True
+    if isinstance(value, str):
+        # A relative reference is complained of as the address it stands for.
+        return wanted in value or (
+            len(value) > 1 and wanted.endswith(value.lstrip("./").partition("#")[0] or value)
+        )
+    return isinstance(value, (dict, list)) and any(isinstance(item, str) and wanted in item for item in value)
 
 
 def _line(text: str) -> str:
