@@ -3,8 +3,8 @@
 Every schema is compiled or refused with the place of what is not supported; for those compiled, answers are
 drawn from the grammar and validated with ``jsonschema``, and the suite's invalid instances must not be in it.
 Counts by keyword and the refusals by reason are printed, and how many schemas llguidance alone, without the
-limits and the checks of this project, would have compiled. The suite is json/tests in the source distribution of
-``jsonschema``; ``--schemas`` is any folder with schemas in files.
+limits and the checks of this project, would have compiled. The suite is json/tests in the source distribution
+of ``jsonschema``; ``--schemas`` is any folder with schemas in files.
 Exits 1 when an answer does not validate, when a schema is refused that llguidance compiles, or when fewer
 than 75 % of the random schemas are taken.
 """
