@@ -24,9 +24,10 @@ class Buckets:
         self.total = 0.0
         self._counts = [0] * (len(bounds) + 1)
 
-    def add(self, value: float) -> None:
-        self._counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def add(self, value: float, n: int = 1) -> None:
+        """``n`` times ``value``."""
+        self._counts[bisect_left(self.bounds, value)] += n
+        self.total += value * n
 
     @property
     def count(self) -> int:

@@ -57,13 +57,16 @@ class Window:
         self.total = 0.0
         self._values = array("d")
 
-    def add(self, value: float) -> None:
-        if self.count < self.size:
-            self._values.append(value)
-        else:
-            self._values[self.count % self.size] = value
-        self.count += 1
-        self.total += value
+    def add(self, value: float, n: int = 1) -> None:
+        """``n`` times ``value``."""
+        values, size, count = self._values, self.size, self.count
+        for at in range(count, count + n):
+            if at < size:
+                values.append(value)
+            else:
+                values[at % size] = value
+        self.count = count + n
+        self.total += value * n
 
     def describe(self) -> dict[str, float | None]:
         """Of the values still held."""

@@ -81,8 +81,13 @@ class Work:
 def work_of(step: Step) -> Work:
     """The work of a planned step."""
     work = Work()
+    rows = pairs = heads = 0  # Work.add, written out: once for each slice of each step
     for piece in step.slices:
-        work.add(piece.start, piece.n, piece.n_head)
+        n = len(piece.ids) // 4
+        rows += n
+        heads += piece.n_head
+        pairs += n * piece.start + n * (n + 1) // 2
+    work.rows, work.heads, work.pairs = rows, heads, pairs
     return work
 
 
@@ -111,12 +116,9 @@ class _Seen:
 
     def add(self, parts: list[float]) -> None:
         """One step more; ``parts`` are its shares, over its time."""
-        at = 0
-        for i, part in enumerate(parts):
-            self.moment[i] = _FADE * self.moment[i] + part
-            for other in parts:
-                self.gram[at] = _FADE * self.gram[at] + part * other
-                at += 1
+        products = [part * other for part in parts for other in parts]
+        self.moment = [_FADE * sum + part for sum, part in zip(self.moment, parts, strict=True)]
+        self.gram = [_FADE * sum + product for sum, product in zip(self.gram, products, strict=True)]
 
 
 class CostModel:

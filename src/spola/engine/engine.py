@@ -122,6 +122,7 @@ class Engine:
                 of = scheduler.requests.get(state.id) or ended.get(state.id)
                 if of is not None:
                     arrivals[state.id] = of.arrival_s
+        pools = scheduler.kv.pools
         report = StepReport(
             start_s=now,
             elapsed_s=elapsed_s,
@@ -129,10 +130,10 @@ class Engine:
             events=events,
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
-            kv_used=tuple(pool.used for pool in scheduler.kv.pools),
-            kv_blocks=tuple(pool.n_blocks for pool in scheduler.kv.pools),
-            kv_shared=tuple(pool.shared for pool in scheduler.kv.pools),
-            kv_cached=tuple(pool.cached for pool in scheduler.kv.pools),
+            kv_used=tuple([pool.used for pool in pools]),
+            kv_blocks=tuple([pool.n_blocks for pool in pools]),
+            kv_shared=tuple([pool.shared for pool in pools]),
+            kv_cached=tuple([pool.cached for pool in pools]),
             arrivals=arrivals,
         )
         for observer in self.observers:

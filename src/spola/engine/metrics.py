@@ -13,6 +13,7 @@ everything. Prefill time is first admission to first token, decode time first to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from spola.core.buckets import Buckets
@@ -74,10 +75,11 @@ class Metrics:
         self.kv_used, self.kv_blocks = sum(report.kv_used), sum(report.kv_blocks)
         self.kv_shared, self.kv_cached = sum(report.kv_shared), sum(report.kv_cached)
         self.kv_peak = max(self.kv_peak, self.kv_used)
+        gaps = self._tokens(report.events, report.end_s)
+        for gap, n in gaps.items():
+            self._gap(gap, n)
         for event in report.events:
-            if event.ids:
-                self._tokens(event, report.end_s)
-            if event.final:
+            if event.finish_reason is not None:
                 self._end(event)
 
     def close(self) -> None:
@@ -129,17 +131,26 @@ class Metrics:
         self.busy_s += elapsed_s
         self.idle_seat_s += elapsed_s * (self.seats - len(step.slices))
 
-    def _tokens(self, event: Event, now: float) -> None:
-        self.output_tokens += len(event.ids)
-        before = self._last_token.get(event.id)
-        self._last_token[event.id] = now
-        if before is None:
-            return
-        gap = now - before
-        self._time("itl_s", gap)
+    def _tokens(self, events: Sequence[Event], now: float) -> dict[float, int]:
+        """The gaps since the tokens before, with how often each came: in a step of decodes all are equal."""
+        gaps: dict[float, int] = {}
+        last = self._last_token
+        for event in events:
+            if event.ids:
+                self.output_tokens += len(event.ids)
+                before = last.get(event.id)
+                last[event.id] = now
+                if before is not None:
+                    gap = now - before
+                    gaps[gap] = gaps.get(gap, 0) + 1
+        return gaps
+
+    def _gap(self, gap: float, n: int) -> None:
+        self.times["itl_s"].add(gap, n)
+        self.histograms["itl_s"].add(gap, n)
         self.longest_gap_s = max(self.longest_gap_s, gap)
         if gap > self.stall_s:
-            self.stalls += 1
+            self.stalls += n
 
     def _end(self, event: Event) -> None:
         self._last_token.pop(event.id, None)

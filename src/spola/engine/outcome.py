@@ -43,6 +43,13 @@ def apply(request: Request, piece: Slice, out: SliceOutput) -> Outcome:
 
 def _fault(request: Request, piece: Slice, out: SliceOutput) -> str | None:
     """What is wrong with the shape of ``out``, or None."""
+    if (
+        out.accepted == 0
+        and len(out.ids) == piece.n_head == 1
+        and request.want == "sample"
+        and not (piece.targets or out.prompt_logprobs)
+    ):
+        return None  # a decode, as nearly always
     if not 0 <= out.accepted <= piece.n_drafts:
         return f"{out.accepted} accepted drafts of {piece.n_drafts}"
     sampled = request.want == "sample"

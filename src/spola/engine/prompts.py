@@ -65,6 +65,8 @@ class Prompts:
         come next, and what nobody else needs goes round again. Where chunks are fixed the two take turns.
         """
         prompts = [r for r in self._running if not r.in_flight and not r.decoding]
+        if not prompts and not self._waiting:
+            return  # as in most steps
         waiting = self._waiting[:1] if plan.victims else self._waiting  # the one for whom others gave way
         door = self._admission.open(waiting, self._running, self._requests, now)
         if plan.preempted:

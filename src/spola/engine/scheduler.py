@@ -266,7 +266,7 @@ class Scheduler:
         for left, request in zip(range(len(ready), 0, -1), ready, strict=True):
             if request.status is not Status.RUNNING or not plan.rows(request):
                 continue
-            drafts = self._drafts(request, plan, left, asking)
+            drafts = self._drafts(request, plan, left, asking) if drafting else 0
             # Speculation takes no block that this or a later decode may need: nobody is preempted for it.
             if drafts and not self.kv.extend(request, request.computed + 1 + drafts, spare=left - 1):
                 drafts = 0

@@ -166,6 +166,8 @@ class EngineLoop:
         wait, timeout = not self._engine.has_work, None
         if not wait and self._engine.wake_at is not None:
             wait, timeout = True, max(0.0, self._engine.wake_at - self.clock())
+        if not wait and self._inbox.empty():
+            return True  # as between most steps: an exception would cost more
         while True:
             try:
                 command = self._inbox.get(block=wait, timeout=timeout)
@@ -194,9 +196,16 @@ class EngineLoop:
             mailbox.post(refused)
 
     def _post(self, events: list[Event]) -> None:
-        batches: dict[int, tuple[Mailbox, list[Mail]]] = {}
+        mailboxes = self._mailboxes
+        found = [mailboxes[event.id] for event in events]
         for event in events:
-            mailbox = self._mailboxes.pop(event.id) if event.final else self._mailboxes[event.id]
+            if event.finish_reason is not None:
+                del mailboxes[event.id]
+        if len({id(mailbox) for mailbox in found}) == 1:  # as on a server
+            found[0].post(list(events))
+            return
+        batches: dict[int, tuple[Mailbox, list[Mail]]] = {}
+        for event, mailbox in zip(events, found, strict=True):
             batches.setdefault(id(mailbox), (mailbox, []))[1].append(event)
         for mailbox, mail in batches.values():
             mailbox.post(mail)

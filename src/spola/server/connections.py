@@ -170,13 +170,7 @@ class Writer:
     def ready(self) -> bool:
         """Whether a piece can be written now; else only ``send`` will do, as when the client reads slowly."""
         cycle = self._cycle
-        return (
-            not cycle.flow.write_paused
-            and not cycle.disconnected
-            and not cycle.response_complete
-            and cycle.chunked_encoding is True
-            and cycle.scope["method"] != "HEAD"
-        )
+        return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
 
     def write(self, body: bytes) -> None:
         """Write ``body``, which is not empty; only when ``ready``."""
@@ -184,8 +178,10 @@ class Writer:
 
 
 def _writer(cycle: weakref.ref[RequestResponseCycle]) -> Writer | None:
+    """For a response that has started and whose body goes in chunks."""
     found = cycle()
-    return None if found is None else Writer(found)
+    chunks = found is not None and found.chunked_encoding and found.scope["method"] != "HEAD"
+    return Writer(found) if found is not None and chunks else None
 
 
 def _probe_when_silent(connection: Any) -> None:
