@@ -71,6 +71,9 @@ bool build_call(Decoder& d, std::string_view name, const Value& a, int64_t* resu
   if (name == "experts") return make(&build::experts), true;
   if (name == "combine") return make(&build::combine), true;
   if (name == "attention") return make(&build::attention), true;
+  if (name == "prepare_part") return make(&build::prepare_part), true;
+  if (name == "heads") return make(&build::heads), true;
+  if (name == "latent") return make(&build::latent), true;
   if (name == "head") return make(&build::head), true;
   if (name == "adapt") return make(&build::adapt), true;
   if (name == "add_site") return give(&Decoder::add_site), true;

@@ -90,7 +90,8 @@ nb::list counters(Decoder& d) {
 // (kind, matrices, seconds) of each op, then of the head ("head") and of sampling ("sample").
 nb::list op_times(const Decoder& d) {
   static const char* const kKinds[] = {"embed", "prepare",  "adapter", "linear", "rope_kv", "attention",
-                                       "merge", "residual", "route",   "group",  "experts", "combine"};
+                                       "merge", "residual", "route",   "group",  "experts", "combine",
+                                       "heads", "latent"};
   nb::list out;
   const OpSeconds& seconds = d.op_seconds();
   if (seconds.empty()) return out;
@@ -102,6 +103,7 @@ nb::list op_times(const Decoder& d) {
     if (op.kind == OpKind::kLinear) {
       for (int p = 0; p < op.linear.parts; ++p) matrices.append(op.linear.part[p].matrix);
     }
+    if (op.kind == OpKind::kHeads) matrices.append(op.heads.matrix);
     if (op.kind == OpKind::kExperts) {
       matrices.append(op.experts.gate);
       if (op.experts.up != kNoId) matrices.append(op.experts.up);
@@ -225,11 +227,17 @@ NB_MODULE(_native, m) {
       .def("add_vector", &add_vector, "name"_a, "type"_a, "n"_a, "data"_a, "offset"_a)
       .def("add_rope", &build::add_rope, "frequencies"_a, "factor"_a, "interleaved"_a)
       .def("add_kv_group", &build::add_kv_group, nb::kw_only(), "layers"_a, "heads"_a, "k_dim"_a, "v_dim"_a,
-           "window"_a, "k_type"_a, "v_type"_a, "blocks"_a)
+           "window"_a, "k_type"_a, "v_type"_a, "latent"_a, "blocks"_a)
       .def("embed", &build::embed, "matrix"_a, "scale"_a, "positions"_a, "offset"_a)
       .def("residual", &build::residual, "input"_a, "norm"_a, "multiplier"_a)
       .def("prepare", &build::prepare, "input"_a, "width"_a, "norm"_a, "consumers"_a, "rows"_a = 0)
-      .def("route", &build::route, "experts"_a, "used"_a, "width"_a, "normalise"_a, "scale"_a)
+      .def("route", &build::route, "experts"_a, "used"_a, "width"_a, "normalise"_a, "scale"_a,
+           "sigmoid"_a, "bias"_a, "groups"_a, "groups_used"_a)
+      .def("prepare_part", &build::prepare_part, nb::kw_only(), "input"_a, "stride"_a, "width"_a, "norm"_a,
+           "consumers"_a, "heads"_a, "step"_a)
+      .def("heads", &build::heads, nb::kw_only(), "count"_a, "matrix"_a, "output"_a, "width"_a, "step"_a)
+      .def("latent", &build::latent, nb::kw_only(), "group"_a, "layer"_a, "heads"_a, "scale"_a, "rope"_a,
+           "norm"_a, "q"_a, "q_dim"_a, "q_stride"_a, "kv_column"_a, "kv_stride"_a)
       .def("experts", &build::experts, nb::kw_only(), "count"_a, "gate"_a, "up"_a, "gate_bias"_a,
            "up_bias"_a, "output"_a, "width"_a, "epilogue"_a, "clamp"_a, "up_offset"_a)
       .def("combine", &build::combine, "width"_a, "shared"_a, "shared_gate"_a, "router_width"_a)

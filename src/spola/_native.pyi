@@ -41,6 +41,7 @@ class Decoder:
         window: int,
         k_type: int,
         v_type: int,
+        latent: bool,
         blocks: int,
     ) -> int: ...
     def embed(self, matrix: int, scale: float, positions: int, offset: int) -> None: ...
@@ -53,7 +54,45 @@ class Decoder:
         consumers: Sequence[int],
         rows: int = 0,
     ) -> None: ...
-    def route(self, experts: int, used: int, width: int, normalise: bool, scale: float) -> None: ...
+    def prepare_part(
+        self,
+        *,
+        input: int,
+        stride: int,
+        width: int,
+        norm: tuple[int, int, int, float],
+        consumers: Sequence[int],
+        heads: int,
+        step: int,
+    ) -> None: ...
+    def heads(self, *, count: int, matrix: int, output: int, width: int, step: int) -> None: ...
+    def latent(
+        self,
+        *,
+        group: int,
+        layer: int,
+        heads: int,
+        scale: float,
+        rope: int,
+        norm: tuple[int, int, int, float],
+        q: int,
+        q_dim: int,
+        q_stride: int,
+        kv_column: int,
+        kv_stride: int,
+    ) -> None: ...
+    def route(
+        self,
+        experts: int,
+        used: int,
+        width: int,
+        normalise: bool,
+        scale: float,
+        sigmoid: bool,
+        bias: int,
+        groups: int,
+        groups_used: int,
+    ) -> None: ...
     def experts(
         self,
         *,

@@ -49,6 +49,8 @@ FAMILIES = (
     "smollm3",
     "granite",
     "internlm2",
+    "deepseek_v2",
+    "deepseek_v2-lite",
 )
 KINDS = ("reference", "reference-quantized", "native")
 
@@ -106,7 +108,9 @@ def test_an_adapter_is_what_it_adds_to_the_weights(name: str, kind: str, tmp_pat
         assert np.array_equal(loaded.logits(case, (1, 7, 30), "a"), found)
 
 
-@pytest.mark.parametrize("name", ["llama3", "phi3", "gpt_neox", "falcon", "granite", "smollm3", "qwen2"])
+@pytest.mark.parametrize(
+    "name", ["llama3", "phi3", "gpt_neox", "falcon", "granite", "smollm3", "qwen2", "deepseek_v3"]
+)
 def test_gguf_and_folder_take_the_same_adapter(name: str, tmp_path: Path) -> None:
     case = case_of(name)
     write_adapter(tmp_path / "adapter", adapter_tensors(case, seed=4))

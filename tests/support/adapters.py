@@ -27,6 +27,9 @@ RANK, ALPHA = 4, 6.0
 # Ends of module names that are linear layers, in any family.
 MODULES = [
     "q_proj",
+    "q_a_proj",
+    "q_b_proj",
+    "kv_a_proj_with_mqa",
     "k_proj",
     "v_proj",
     "o_proj",

@@ -154,6 +154,8 @@ def _arch_keys(arch: str, c: Mapping[str, Any]) -> dict[str, Any]:
         case "gptneox" | "stablelm":
             default = arch == "gptneox"
             keys["use_parallel_residual"] = c.get("use_parallel_residual", default)
+    if arch == "deepseek2":
+        return _latent_keys(c)
     experts = _get(c, "num_local_experts", "num_experts")
     if experts:
         keys |= {"expert_count": experts, "expert_used_count": c["num_experts_per_tok"]}
@@ -161,6 +163,35 @@ def _arch_keys(arch: str, c: Mapping[str, Any]) -> dict[str, Any]:
             keys["expert_feed_forward_length"] = c["moe_intermediate_size"]
         if "shared_expert_intermediate_size" in c:
             keys["expert_shared_feed_forward_length"] = c["shared_expert_intermediate_size"]
+    return keys
+
+
+def _latent_keys(c: Mapping[str, Any]) -> dict[str, Any]:
+    """DeepSeek's: sizes of the absorbed form, and routing."""
+    v3, turned, rank = c["model_type"] == "deepseek_v3", c["qk_rope_head_dim"], c["kv_lora_rank"]
+    keys: dict[str, Any] = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + turned,
+        "attention.value_length": rank,
+        "attention.key_length_mla": c["qk_nope_head_dim"] + turned,
+        "attention.value_length_mla": c["v_head_dim"],
+        "attention.kv_lora_rank": rank,
+        "rope.dimension_count": turned,
+        "leading_dense_block_count": c["first_k_dense_replace"],
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "expert_count": c["n_routed_experts"],
+        "expert_used_count": c["num_experts_per_tok"],
+        "expert_shared_count": c["n_shared_experts"],
+        "expert_weights_scale": c["routed_scaling_factor"],
+        "expert_weights_norm": c["norm_topk_prob"],
+        "expert_gating_func": 2 if v3 else 1,
+    }
+    if c["n_group"] > 1:
+        keys |= {"expert_group_count": c["n_group"], "expert_group_used_count": c["topk_group"]}
+    if c["q_lora_rank"]:
+        keys["attention.q_lora_rank"] = c["q_lora_rank"]
+    if "mscale_all_dim" in _rope(c):
+        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * _rope(c)["mscale_all_dim"]
     return keys
 
 
@@ -175,6 +206,7 @@ def _tensors(case: Case) -> dict[str, np.ndarray]:
     weights = _oss_experts(own) if arch == "gpt-oss" else _stacked(own)
     weights = _taken_apart(weights, c) if arch == "internlm2" else weights
     weights = _unpacked(weights) if arch == "baichuan" else weights
+    weights = _latent_apart(weights, c) if arch == "deepseek2" else weights
     for name, values in weights.items():
         new = table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
@@ -234,6 +266,20 @@ def _unpacked(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, values in weights.items():
         names = [name.replace("W_pack", f"{w}_proj") for w in "qkv"] if ".W_pack." in name else [name]
         out |= dict(zip(names, np.split(values, len(names)), strict=True))
+    return out
+
+
+def _latent_apart(weights: Mapping[str, np.ndarray], c: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """DeepSeek's kv_b as the keys of each head, transposed, and its values."""
+    out: dict[str, np.ndarray] = {}
+    for name, values in weights.items():
+        if ".kv_b_proj." in name:
+            heads = values.reshape(c["num_attention_heads"], -1, values.shape[1])
+            k, v = np.split(heads, [c["qk_nope_head_dim"]], axis=1)
+            out[name.replace("kv_b", "k_b")] = k.swapaxes(1, 2)
+            out[name.replace("kv_b", "v_b")] = v
+        else:
+            out[name.replace("e_score_correction_bias", "e_score_correction.bias")] = values
     return out
 
 

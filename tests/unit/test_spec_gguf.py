@@ -219,7 +219,10 @@ def test_rope_factors_tensor() -> None:
             "architecture 'nope' is not supported; supported are: baichuan, ",
         ),
         ({"general__architecture": "mamba"}, "'mamba' is not supported: it has recurrent layers, "),
-        ({"general__architecture": "deepseek2"}, "'deepseek2' is not supported: it has latent attention, "),
+        (
+            {"general__architecture": "minicpm3"},
+            "'minicpm3' is not supported: its latent attention is of a kind",
+        ),
         ({"general__architecture": 7}, "general.architecture is missing or not a string"),
         ({"block_count": None}, "llama.block_count is missing"),
         ({"block_count": 0}, "llama.block_count must be between 1 and"),

@@ -38,11 +38,11 @@ def rope(case: str, **changes: Any) -> Rope:
     [
         ("llama", {"model_type": "mamba"}, "model_type 'mamba' is not supported: it has recurrent layers"),
         ("llama", {"model_type": "nope"}, "model_type 'nope' is not supported; supported are: baichuan, "),
-        ("llama", {"model_type": "deepseek_v3"}, "model_type 'deepseek_v3' is not supported: it has latent"),
+        ("llama", {"model_type": "deepseek_v32"}, "model_type 'deepseek_v32' is not supported: its latent"),
         (
             "llama",
             {"model_type": "longcat_flash"},
-            "which no backend computes yet; supported are: baichuan, ",
+            "that no backend computes yet; supported are: baichuan, ",
         ),
         ("llama", {"model_type": "qwen3_next"}, "'qwen3_next' is not supported: it mixes attention with"),
         ("llama", {"model_type": "rwkv"}, "'rwkv' is not supported: it has recurrent layers"),

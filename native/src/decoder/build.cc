@@ -31,9 +31,9 @@ int add_rope(Decoder& d, const std::vector<double>& frequencies, double factor, 
 }
 
 int add_kv_group(Decoder& d, int layers, int heads, int k_dim, int v_dim, int window, int k_type, int v_type,
-                 int blocks) {
+                 bool latent, int blocks) {
   const auto type = [](int t) { return enum_of<KvType>(t, static_cast<int>(KvType::kI8), "KV type"); };
-  return d.add_kv_group({layers, heads, k_dim, v_dim, window, type(k_type), type(v_type)}, blocks);
+  return d.add_kv_group({layers, heads, k_dim, v_dim, window, type(k_type), type(v_type), latent}, blocks);
 }
 
 void embed(Decoder& d, int matrix, float scale, int positions, int offset) {
@@ -56,7 +56,23 @@ void prepare(Decoder& d, int input, int width, const NormTuple& norm, const std:
   const Rows which = enum_of<Rows>(rows, static_cast<int>(Rows::kSlots), "set of rows");
   Op op;
   op.kind = OpKind::kPrepare;
-  op.prepare = {buffer_of(input), width, norm_part(norm), d.formats_of(consumers), which};
+  op.prepare = {buffer_of(input), width, norm_part(norm), d.formats_of(consumers), which, width, 0, 0};
+  d.append(op);
+}
+
+void prepare_part(Decoder& d, int input, int stride, int width, const NormTuple& norm,
+                  const std::vector<int>& consumers, int heads, int step) {
+  Op op;
+  op.kind = OpKind::kPrepare;
+  op.prepare = {buffer_of(input), width, norm_part(norm), d.formats_of(consumers),
+                heads > 0 ? Rows::kHeads : Rows::kStep, stride, heads, step};
+  d.append(op);
+}
+
+void heads(Decoder& d, int count, int matrix, int output, int width, int step) {
+  Op op;
+  op.kind = OpKind::kHeads;
+  op.heads = {count, matrix, buffer_of(output), width, step};
   d.append(op);
 }
 
@@ -89,10 +105,11 @@ void adapt(Decoder& d, const std::vector<int>& sites, int max_rank) {
   d.append(op);
 }
 
-void route(Decoder& d, int experts, int used, int width, bool normalise, float scale) {
+void route(Decoder& d, int experts, int used, int width, bool normalise, float scale, bool sigmoid, int bias,
+           int groups, int groups_used) {
   Op op;
   op.kind = OpKind::kRoute;
-  op.route = {experts, used, width, normalise, scale};
+  op.route = {experts, used, width, normalise, scale, sigmoid, bias, groups, groups_used};
   d.append(op);
   op.kind = OpKind::kGroup;
   d.append(op);
@@ -130,6 +147,23 @@ void attention(Decoder& d, int group, int layer, int heads, float scale, float s
   op.kind = OpKind::kMerge;
   op.barrier = false;  // the prepare op that follows works on the same rows
   op.merge = {shape, sinks};
+  d.append(op);
+}
+
+void latent(Decoder& d, int group, int layer, int heads, float scale, int rope, const NormTuple& norm, int q,
+            int q_dim, int q_stride, int kv_column, int kv_stride) {
+  const AttentionShape shape{group, layer, heads, scale, 0.0f};
+  Op op;
+  op.kind = OpKind::kLatent;
+  op.latent = {shape, rope, norm_part(norm), buffer_of(q), q_dim, q_stride, kv_column, kv_stride};
+  d.append(op);
+  op = Op();
+  op.kind = OpKind::kAttention;
+  op.attention = {shape};
+  d.append(op);
+  op = Op();
+  op.kind = OpKind::kMerge;
+  op.merge = {shape, kNoId};
   d.append(op);
 }
 

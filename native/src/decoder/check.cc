@@ -174,6 +174,53 @@ void Decoder::check_experts(const ExpertsOp& op) const {
   if (op.output != Buffer::kHidden && op.output != Buffer::kExpert) refuse("experts: wrong output buffer");
 }
 
+void Decoder::check_route(const RouteOp& op) const {
+  if (op.used < 1 || op.used > op.experts || op.width < op.experts) refuse("route: a wrong number of experts");
+  if (op.bias != kNoId && model_.vector(op.bias).size != op.experts) refuse("route: the bias has another size");
+  if (op.groups < 1 || op.experts % op.groups != 0 || op.groups_used < 1 || op.groups_used > op.groups ||
+      op.used > op.experts / op.groups * op.groups_used || (op.groups > 1 && op.experts / op.groups < 2)) {
+    refuse("route: groups that do not fit the experts");
+  }
+}
+
+void Decoder::check_prepare(const PrepareOp& op) const {
+  check_norm(op.norm, op.width, "prepare");
+  const bool apart = op.rows == Rows::kHeads;
+  if (op.width < 1 || op.stride < op.width || (op.stride != op.width && op.rows != Rows::kStep && !apart)) {
+    refuse("prepare: rows that overlap");
+  }
+  if (apart && (op.heads < 1 || op.step < op.width || (op.heads - 1) * op.step + op.width > op.stride)) {
+    refuse("prepare: heads do not fit the row");
+  }
+}
+
+void Decoder::check_heads(const HeadsOp& op) const {
+  const Matrix& first = model_.matrix(op.matrix);
+  for (int h = 0; h < op.heads; ++h) {
+    const Matrix& m = model_.matrix(op.matrix + h);
+    if (m.rows != first.rows || m.cols != first.cols || m.format != first.format)
+      refuse("heads: their matrices differ in shape or type");
+  }
+  if (op.heads < 1 || op.step < first.rows || (op.heads - 1) * op.step + first.rows > op.width)
+    refuse("heads: outputs do not fit the row");
+  if (op.output != Buffer::kQkv) refuse("heads: wrong output buffer");
+}
+
+void Decoder::check_latent(const LatentOp& op) const {
+  const KvShape& g = kv_.at(op.shape.group).shape();
+  const int turned = g.k_dim - g.v_dim;
+  if (!g.latent || g.heads != 1 || turned < 0) refuse("latent attention: its KV group is of another kind");
+  if (op.shape.layer < 0 || op.shape.layer >= g.layers) refuse("latent attention: the layer is outside its KV group");
+  if (op.norm.kind == NormKind::kNone) refuse("latent attention: a norm is missing");
+  check_norm(op.norm, g.v_dim, "latent attention");
+  if (op.rope != kNoId && 2 * model_.rope(op.rope).half != turned) refuse("latent attention: the rope has other dimensions");
+  if (op.q != Buffer::kLatent && op.q != Buffer::kAttention) refuse("latent attention: wrong input buffer");
+  if (op.q_dim < turned || op.q_stride < op.shape.heads * op.q_dim || op.kv_column < 0 ||
+      op.kv_column + g.k_dim > op.kv_stride) {
+    refuse("latent attention: heads do not fit the row");
+  }
+}
+
 void Decoder::check_op(const Op& op) const {
   const auto attention = [this](const AttentionShape& s) {
     const KvShape& g = kv_.at(s.group).shape();
@@ -195,7 +242,9 @@ void Decoder::check_op(const Op& op) const {
       }
       return;
     }
-    case OpKind::kPrepare: return check_norm(op.prepare.norm, op.prepare.width, "prepare");
+    case OpKind::kPrepare: return check_prepare(op.prepare);
+    case OpKind::kHeads: return check_heads(op.heads);
+    case OpKind::kLatent: return check_latent(op.latent);
     case OpKind::kAdapter: return check_adapter(op.adapter);
     case OpKind::kLinear: return check_linear(op.linear);
     case OpKind::kRopeKv: {
@@ -223,10 +272,7 @@ void Decoder::check_op(const Op& op) const {
       return check_norm(op.residual.norm, config_.hidden, "residual");
     }
     case OpKind::kRoute:
-    case OpKind::kGroup:
-      if (op.route.used < 1 || op.route.used > op.route.experts || op.route.width < op.route.experts)
-        refuse("route: a wrong number of experts");
-      return;
+    case OpKind::kGroup: return check_route(op.route);
     case OpKind::kExperts: return check_experts(op.experts);
     case OpKind::kCombine:
       if (op.combine.width != config_.hidden) refuse("combine: the residual row has another size");
@@ -249,6 +295,11 @@ void Decoder::check_program() const {
       if (m.cols != width) refuse("experts: the activations have another width than the matrix");
       if (!((formats >> static_cast<int>(m.format)) & 1u))
         refuse("experts: activations are not in the matrix's format");
+    }
+    if (op.kind == OpKind::kHeads) {
+      const Matrix& m = model_.matrix(op.heads.matrix);
+      if (m.cols != width) refuse("heads: the activations have another width than the matrix");
+      if (!((formats >> static_cast<int>(m.format)) & 1u)) refuse("heads: activations are not in the matrix's format");
     }
     if (op.kind != OpKind::kLinear) continue;
     for (int p = 0; p < op.linear.parts; ++p) {

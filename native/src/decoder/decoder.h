@@ -127,6 +127,10 @@ class Decoder {
   void check_linear(const LinearOp& op) const;
   void check_adapter(const AdapterOp& op) const;
   void check_experts(const ExpertsOp& op) const;
+  void check_route(const RouteOp& op) const;
+  void check_prepare(const PrepareOp& op) const;
+  void check_heads(const HeadsOp& op) const;
+  void check_latent(const LatentOp& op) const;
   void check_norm(const NormPart& norm, int width, const char* what) const;
 
   void update_requests(const StepIn& step);
@@ -139,6 +143,9 @@ class Decoder {
   static int chunks_of(const HeadRows& rows);
   HeadChunk chunk(const HeadRows& rows, int index) const;
   void gather(const HeadChunk& chunk, Range rows);
+  RowsIn head_rows_in() const {
+    return {work_->head_input(), config_.hidden, static_cast<size_t>(config_.hidden)};
+  }
   void run_head(const HeadRows& rows, int stage, std::vector<Run>& runs, OpContext& c, int worker);
   void run_vectors(const HeadRows& rows, int stage, std::vector<Run>& runs, OpContext& c, int worker);
   void use_logits(const HeadChunk& chunk, std::vector<Run>& runs, Sampler& sampler, Range turns, int worker);

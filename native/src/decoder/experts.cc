@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/align.h"
 #include "decoder/ops.h"
@@ -13,7 +14,7 @@
 namespace spola {
 namespace {
 
-// The `used` largest scores, ties by lower number, as ascending numbers.
+// The `used` largest scores, ties by lower number, best first.
 void choose(const float* scores, int experts, int used, int32_t* chosen) {
   for (int j = 0; j < used; ++j) {
     int best = -1;
@@ -23,20 +24,40 @@ void choose(const float* scores, int experts, int used, int32_t* chosen) {
     }
     chosen[j] = best;
   }
-  std::sort(chosen, chosen + used);
 }
 
-void route_row(const RouteOp& op, const OpContext& c, int row) {
-  const float* scores = c.work->buffer(Buffer::kRouter) + static_cast<size_t>(row) * op.width;
-  const float most = c.kernels->max_many(scores, op.experts);
-  int32_t* chosen = c.rows->routing.expert.data() + static_cast<size_t>(row) * op.used;
-  float* weight = c.rows->routing.weight.data() + static_cast<size_t>(row) * op.used;
-  if (!std::isfinite(most)) {
-    c.rows->bad[row].store(true, std::memory_order_relaxed);
-    for (int j = 0; j < op.used; ++j) chosen[j] = j, weight[j] = 0.0f;
-    return;
+// Drops the experts of all but the best groups. A group counts as much as its best expert or, where experts
+// have a bias, its best two together.
+void keep_groups(const RouteOp& op, float* scores, float* worth, int32_t* chosen) {
+  const int size = op.experts / op.groups;
+  for (int g = 0; g < op.groups; ++g) {
+    const float* s = scores + g * size;
+    int32_t best[2];
+    choose(s, size, op.bias == kNoId ? 1 : 2, best);
+    worth[g] = op.bias == kNoId ? s[best[0]] : s[best[0]] + s[best[1]];
   }
-  choose(scores, op.experts, op.used, chosen);
+  choose(worth, op.groups, op.groups_used, chosen);
+  for (int g = 0; g < op.groups; ++g) {
+    if (std::find(chosen, chosen + op.groups_used, g) != chosen + op.groups_used) continue;
+    std::fill(scores + g * size, scores + (g + 1) * size, -std::numeric_limits<float>::infinity());
+  }
+}
+
+// Ascending numbers of the experts that `values` choose. `room`: experts + groups floats, and ints for groups.
+void choose_experts(const RouteOp& op, const OpContext& c, const float* values, float* room, int32_t* ids,
+                    int32_t* chosen) {
+  if (op.bias != kNoId || op.groups > 1) {
+    const float* bias = op.bias == kNoId ? nullptr : c.model->vector(op.bias).data;
+    for (int e = 0; e < op.experts; ++e) room[e] = bias ? values[e] + bias[e] : values[e];
+    if (op.groups > 1) keep_groups(op, room, room + op.experts, ids);
+    values = room;
+  }
+  choose(values, op.experts, op.used, chosen);
+  std::sort(chosen, chosen + op.used);
+}
+
+void softmax_weights(const RouteOp& op, const OpContext& c, const float* scores, float most, const int32_t* chosen,
+                     float* weight) {
   float total = 0.0f;
   for (int e = 0; !op.normalise && e < op.experts; ++e) {
     float x = scores[e] - most;
@@ -51,6 +72,37 @@ void route_row(const RouteOp& op, const OpContext& c, int row) {
   for (int j = 0; j < op.used; ++j) weight[j] = weight[j] / total * op.scale;
 }
 
+void sigmoid_weights(const RouteOp& op, const float* values, const int32_t* chosen, float* weight) {
+  float total = 0.0f;
+  for (int j = 0; j < op.used; ++j) total += weight[j] = values[chosen[j]];
+  for (int j = 0; j < op.used; ++j) {
+    weight[j] = (op.normalise ? weight[j] / (total + 1e-20f) : weight[j]) * op.scale;
+  }
+}
+
+void route_row(const RouteOp& op, const OpContext& c, int row, float* scratch) {
+  const float* scores = c.work->buffer(Buffer::kRouter) + static_cast<size_t>(row) * op.width;
+  const float most = c.kernels->max_many(scores, op.experts);
+  int32_t* chosen = c.rows->routing.expert.data() + static_cast<size_t>(row) * op.used;
+  float* weight = c.rows->routing.weight.data() + static_cast<size_t>(row) * op.used;
+  if (!std::isfinite(most)) {
+    c.rows->bad[row].store(true, std::memory_order_relaxed);
+    for (int j = 0; j < op.used; ++j) chosen[j] = j, weight[j] = 0.0f;
+    return;
+  }
+  float* room = scratch + op.experts;
+  int32_t* ids = reinterpret_cast<int32_t*>(room + op.experts + op.groups);
+  if (!op.sigmoid) {
+    choose_experts(op, c, scores, room, ids, chosen);
+    return softmax_weights(op, c, scores, most, chosen, weight);
+  }
+  for (int e = 0; e < op.experts; ++e) scratch[e] = -scores[e];
+  c.kernels->exp_many(scratch, op.experts, scratch);
+  for (int e = 0; e < op.experts; ++e) scratch[e] = 1.0f / (1.0f + scratch[e]);
+  choose_experts(op, c, scratch, room, ids, chosen);
+  sigmoid_weights(op, scratch, chosen, weight);
+}
+
 // Which expert the n-th tile belongs to, counted over the experts that have slots; then the tile within it.
 int expert_of(const Routing& routing, int experts, int tiles, int* tile) {
   for (int e = 0; e < experts; ++e) {
@@ -63,8 +115,8 @@ int expert_of(const Routing& routing, int experts, int tiles, int* tile) {
 
 }  // namespace
 
-void run_route(const RouteOp& op, const OpContext& c, Range rows) {
-  for (int row = rows.begin; row < rows.end; ++row) route_row(op, c, row);
+void run_route(const RouteOp& op, const OpContext& c, int worker, Range rows) {
+  for (int row = rows.begin; row < rows.end; ++row) route_row(op, c, row, c.work->scratch(worker));
 }
 
 void run_group(const RouteOp& op, const OpContext& c) {

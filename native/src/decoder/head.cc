@@ -38,11 +38,12 @@ void Decoder::run_head(const HeadRows& rows, int stage, std::vector<Run>& runs, 
     const uint32_t formats = 1u << static_cast<int>(model_.matrix(head.matrix).format);
     claim_all(c, worker, 0, part.count, [&](Range range) {
       gather(part, range);
-      prepare_rows(c, work_->shared(), head.norm, work_->head_input(), config_.hidden, formats, range.begin,
-                   range.end, part.of_row);
+      RowsIn input = head_rows_in();
+      input.of_row = part.of_row;
+      prepare_rows(c, work_->shared(), head.norm, input, formats, range.begin, range.end);
     });
   } else if (stage % kHeadStages == 1) {
-    c.activations = prepared(work_->shared(), head.norm, work_->head_input(), config_.hidden);
+    c.activations = prepared(work_->shared(), head.norm, head_rows_in());
     head_logits(head, c, part.count, part.of_row, worker);
   } else {
     int turns = 1;
@@ -128,8 +129,7 @@ void Decoder::run_vectors(const HeadRows& rows, int stage, std::vector<Run>& run
   if (stage % kVectorStages == 1) return claim_all(c, worker, 0, 1, [&](Range) { pool_vectors(part, runs); });
   claim_all(c, worker, 0, part.count, [&](Range range) {
     gather(part, range);
-    prepare_rows(c, work_->shared(), program_.head.norm, work_->head_input(), config_.hidden, 0, range.begin,
-                 range.end, nullptr);
+    prepare_rows(c, work_->shared(), program_.head.norm, head_rows_in(), 0, range.begin, range.end);
   });
 }
 

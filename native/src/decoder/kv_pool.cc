@@ -8,7 +8,7 @@ KvPool::KvPool(const KvShape& shape, int blocks, bool huge_pages)
     : shape_(shape),
       blocks_(blocks),
       k_bytes_(kv_block_bytes(shape.k_type, shape.k_dim)),
-      head_bytes_(k_bytes_ + kv_block_bytes(shape.v_type, shape.v_dim)),
+      head_bytes_(k_bytes_ + (shape.latent ? 0 : kv_block_bytes(shape.v_type, shape.v_dim))),
       block_bytes_(head_bytes_ * static_cast<size_t>(shape.layers) * static_cast<size_t>(shape.heads)),
       memory_(block_bytes_ * static_cast<size_t>(blocks), huge_pages) {}
 

@@ -22,7 +22,13 @@ struct KvShape {
   int window = 0;  // 0: every position
   KvType k_type = KvType::kF16;
   KvType v_type = KvType::kF16;
+  bool latent = false;  // V is the first v_dim dimensions of K and has no place of its own
 };
+
+// Floats of partial results that one worker holds while it attends for one KV head of `heads` query heads.
+inline size_t attention_floats(const KvShape& g, int heads) {
+  return static_cast<size_t>(kQueryRows) * (heads / g.heads) * (g.v_dim + 2);
+}
 
 class KvPool {
  public:

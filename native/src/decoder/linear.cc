@@ -74,7 +74,7 @@ void plain_tile(const LinearOp& op, const OpContext& c, int tile, const Call& ca
   alignas(kCacheLine) float out[kMaxRows * kTileRows];
   product(c, part, tile, call, out);
   const int column = tile * kTileRows;
-  float* y = c.work->buffer(op.output) + static_cast<size_t>(call.row) * op.width + part.column + column;
+  float* y = c.work->buffer(op.output) + static_cast<size_t>(call.row - op.first) * op.width + part.column + column;
   for (int r = 0; r < call.rows; ++r) {
     store(op, out + r * kTileRows, std::min(kTileRows, m.rows - column),
           y + static_cast<size_t>(r) * op.width);

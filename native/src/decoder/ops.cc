@@ -13,6 +13,7 @@ namespace {
 
 // Floats of one row of the qkv buffer.
 size_t qkv_width(const AttentionShape& shape, const KvShape& g) {
+  if (g.latent) return static_cast<size_t>(shape.heads) * g.k_dim;
   return static_cast<size_t>(shape.heads + g.heads) * g.k_dim + static_cast<size_t>(g.heads) * g.v_dim;
 }
 
@@ -43,11 +44,20 @@ Ends ends_of(const PrepareOp& op, bool own, const OpContext& c, int worker) {
   return {own && op.input == Buffer::kAttention ? to.attention : c.work->buffer(op.input), to};
 }
 
+RowsIn rows_in(const PrepareOp& op, const OpContext& c, const float* input) {
+  const bool slots = op.rows == Rows::kGather || op.rows == Rows::kSlots;
+  return {input,
+          op.width,
+          static_cast<size_t>(op.stride),
+          slots ? c.rows->routing.row_of_slot.data() : nullptr,
+          op.rows == Rows::kGather,
+          op.rows == Rows::kHeads ? c.rows->count : 0,
+          op.step};
+}
+
 void prepare(const PrepareOp& op, bool own, const OpContext& c, int worker, Range range) {
-  const bool slots = op.rows != Rows::kStep, gather = op.rows == Rows::kGather;
   const Ends ends = ends_of(op, own, c, worker);
-  prepare_rows(c, ends.to, op.norm, ends.input, op.width, op.formats, range.begin, range.end,
-               slots ? c.rows->routing.row_of_slot.data() : nullptr, gather);
+  prepare_rows(c, ends.to, op.norm, rows_in(op, c, ends.input), op.formats, range.begin, range.end);
 }
 
 void residual(const ResidualOp& op, const OpContext& c, int worker, Range range) {
@@ -84,6 +94,21 @@ void store_scales(const uint16_t* scales, int dim, uint8_t* block, int lane) {
   for (int i = 0; i * kKvGroup < dim; ++i) to[i * kBlock] = scales[i];
 }
 
+void store_v(const OpContext& c, const KvShape& g, const float* x, uint8_t* block, int lane, float* scratch) {
+  uint8_t* row = block + static_cast<size_t>(lane) * g.v_dim * kv_value_bytes(g.v_type);
+  if (g.v_type == KvType::kF32) {
+    std::memcpy(row, x, static_cast<size_t>(g.v_dim) * 4);
+  } else if (g.v_type == KvType::kF16) {
+    c.kernels->f32_to_f16(x, g.v_dim, reinterpret_cast<uint16_t*>(row));
+  } else {
+    uint16_t* scales = reinterpret_cast<uint16_t*>(scratch);
+    c.kernels->quantize_kv(x, g.v_dim, reinterpret_cast<int8_t*>(row), scales);
+    store_scales(scales, g.v_dim, block, lane);
+  }
+}
+
+}  // namespace
+
 // One row of K: each dimension goes to a row of the block of its own.
 void store_k(const OpContext& c, const KvShape& g, const float* x, uint8_t* block, int lane, float* scratch) {
   if (g.k_type == KvType::kF32) {
@@ -103,18 +128,7 @@ void store_k(const OpContext& c, const KvShape& g, const float* x, uint8_t* bloc
   }
 }
 
-void store_v(const OpContext& c, const KvShape& g, const float* x, uint8_t* block, int lane, float* scratch) {
-  uint8_t* row = block + static_cast<size_t>(lane) * g.v_dim * kv_value_bytes(g.v_type);
-  if (g.v_type == KvType::kF32) {
-    std::memcpy(row, x, static_cast<size_t>(g.v_dim) * 4);
-  } else if (g.v_type == KvType::kF16) {
-    c.kernels->f32_to_f16(x, g.v_dim, reinterpret_cast<uint16_t*>(row));
-  } else {
-    uint16_t* scales = reinterpret_cast<uint16_t*>(scratch);
-    c.kernels->quantize_kv(x, g.v_dim, reinterpret_cast<int8_t*>(row), scales);
-    store_scales(scales, g.v_dim, block, lane);
-  }
-}
+namespace {
 
 // KV heads begin .. end of one row, with the query heads that share them.
 void rope_heads(const RopeKvOp& op, const OpContext& c, int row, int begin, int end, float* scratch) {
@@ -161,9 +175,9 @@ void rope_kv(const RopeKvOp& op, const OpContext& c, int worker) {
   });
 }
 
-// Fills in the blocks of one segment that rows of the item see.
+// Fills in the blocks of one segment that rows of the item see. `values`: room for V of a segment of latents.
 void aim(const AttentionItem& item, const KvPool& pool, const Table& table, int layer, int segment,
-         AttentionArgs* a) {
+         uint8_t* values, AttentionArgs* a) {
   const int per_segment = kSegment / kBlock;
   const int first = std::max(first_visible(pool.shape(), item.position) / kBlock, segment * per_segment);
   const int last = std::min(item.position / kBlock, segment * per_segment + per_segment - 1);
@@ -171,7 +185,13 @@ void aim(const AttentionItem& item, const KvPool& pool, const Table& table, int 
   a->first_block = first - segment * per_segment;
   for (int b = first; b <= last; ++b) {
     a->k[b - first] = pool.k(table.blocks[b], layer, item.kv_head);
-    a->v[b - first] = pool.v(table.blocks[b], layer, item.kv_head);
+    if (pool.shape().latent) {
+      uint8_t* v = values + static_cast<size_t>(b - first) * kv_block_bytes(a->v_type, a->v_dim);
+      values_of_latent(pool.shape(), a->k[b - first], v);
+      a->v[b - first] = v;
+    } else {
+      a->v[b - first] = pool.v(table.blocks[b], layer, item.kv_head);
+    }
   }
   for (int r = 0; r < item.rows; ++r) {
     const int low = first_visible(pool.shape(), item.position + r) - segment * kSegment;
@@ -194,6 +214,7 @@ void attention_items(const AttentionOp& op, const OpContext& c, int worker, Rang
   a.q_stride = qkv_width(op.shape, g);
   const size_t head = static_cast<size_t>(g.v_dim) + 2;
   const size_t record = head * static_cast<size_t>(op.shape.heads);
+  uint8_t* values = reinterpret_cast<uint8_t*>(c.work->scratch(worker) + attention_floats(g, op.shape.heads));
   uint64_t segments = 0;
   for (int i = range.begin; i < range.end; ++i) {
     const AttentionItem& item = plan.items[i];
@@ -204,7 +225,7 @@ void attention_items(const AttentionOp& op, const OpContext& c, int worker, Rang
     float* result = c.work->partials() + item.record * record + item.kv_head * a.heads * head;
     const size_t stride = record * static_cast<size_t>(item.stride);
     for (int s = 0; s < item.segments; ++s, ++segments) {
-      aim(item, pool, table, op.shape.layer, item.segment + s, &a);
+      aim(item, pool, table, op.shape.layer, item.segment + s, values, &a);
       a.out = s == 0 ? result : c.work->scratch(worker);
       a.out_stride = s == 0 ? stride : a.heads * head;
       c.kernels->attention_segment(a);
@@ -265,15 +286,16 @@ void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm
   if (out != y) std::memcpy(y, out, static_cast<size_t>(n) * sizeof(float));
 }
 
-void prepare_rows(const OpContext& c, const ActivationRows& to, const NormPart& norm, const float* input,
-                  int width, uint32_t formats, int begin, int end, const int32_t* of_row, bool gather) {
+void prepare_rows(const OpContext& c, const ActivationRows& to, const NormPart& norm, const RowsIn& input,
+                  uint32_t formats, int begin, int end) {
+  const int width = input.width;
   for (int r = begin; r < end; ++r) {
     const size_t at = static_cast<size_t>(r) * width;
-    const float* x = input + static_cast<size_t>(gather ? of_row[r] : r) * width;
+    const float* x = input.at(r);
     if (norm.kind != NormKind::kNone) {
       apply_norm(*c.kernels, *c.model, norm, x, width, to.f32 + at, nullptr);
       x = to.f32 + at;
-    } else if (gather) {
+    } else if (input.moved()) {
       std::memcpy(to.f32 + at, x, static_cast<size_t>(width) * sizeof(float));
     }
     bool finite = true;
@@ -285,15 +307,14 @@ void prepare_rows(const OpContext& c, const ActivationRows& to, const NormPart& 
     if (formats & (1u << static_cast<int>(ActFormat::kA16))) {
       finite &= c.kernels->quantize_a16(x, width, to.q16 + at, to.d16 + r);
     }
-    if (!finite) c.rows->bad[of_row ? of_row[r] : r].store(true, std::memory_order_relaxed);
+    if (!finite) c.rows->bad[input.row(r)].store(true, std::memory_order_relaxed);
   }
 }
 
-Activations prepared(const ActivationRows& rows, const NormPart& norm, const float* input, int width,
-                     bool gather) {
+Activations prepared(const ActivationRows& rows, const NormPart& norm, const RowsIn& input) {
   Activations a;
-  a.k = width;
-  a.f32 = norm.kind == NormKind::kNone && !gather ? input : rows.f32;
+  a.k = input.width;
+  a.f32 = norm.kind == NormKind::kNone && !input.moved() ? input.data : rows.f32;
   a.q8 = rows.q8;
   a.d8 = rows.d8;
   a.s8 = rows.s8;
@@ -312,14 +333,18 @@ bool is_by_row(OpKind kind) {
          kind == OpKind::kAdapter;
 }
 
+int rows_of(const Op& op, const OpContext& c) {
+  if (op.kind != OpKind::kPrepare || op.prepare.rows == Rows::kStep) return c.rows->count;
+  return op.prepare.rows == Rows::kHeads ? c.rows->count * op.prepare.heads : c.rows->routing.slots;
+}
+
 // What an op reads: what the prepare op before it has left.
 Activations activations_of(const Op& consumer, const OpContext& c, int worker) {
   const Op* source = &consumer - 1;
   if (source->kind == OpKind::kAdapter) --source;
   const bool own = c.alone && source->own;
   const Ends ends = ends_of(source->prepare, own, c, worker);
-  return prepared(ends.to, source->prepare.norm, ends.input, source->prepare.width,
-                  source->prepare.rows == Rows::kGather);
+  return prepared(ends.to, source->prepare.norm, rows_in(source->prepare, c, ends.input));
 }
 
 void run_rows(const Op& op, bool own, const OpContext& c, int worker, Range range) {
@@ -328,7 +353,7 @@ void run_rows(const Op& op, bool own, const OpContext& c, int worker, Range rang
     case OpKind::kPrepare: return prepare(op.prepare, own, c, worker, range);
     case OpKind::kMerge: return merge(op.merge, own, c, worker, range);
     case OpKind::kResidual: return residual(op.residual, c, worker, range);
-    case OpKind::kRoute: return run_route(op.route, c, range);
+    case OpKind::kRoute: return run_route(op.route, c, worker, range);
     case OpKind::kCombine: return run_combine(op.combine, c, worker, range);
     case OpKind::kAdapter: return run_adapter(op.adapter, activations_of(op, c, worker), c, range);
     default: return;
@@ -352,8 +377,7 @@ void run_stage(const Stage& stage, OpContext& c, int worker) {
   const Op* op = stage.first;
   if (c.alone) op = run_own(op, c, worker);
   if (is_by_row(op->kind)) {
-    const bool slots = op->kind == OpKind::kPrepare && op->prepare.rows != Rows::kStep;
-    return claim_all(c, worker, 0, slots ? c.rows->routing.slots : c.rows->count, [&](Range range) {
+    return claim_all(c, worker, 0, rows_of(*op, c), [&](Range range) {
       for (const Op* o = op; o != stage.last; ++o) run_rows(*o, false, c, worker, range);
       c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
     });
@@ -363,7 +387,11 @@ void run_stage(const Stage& stage, OpContext& c, int worker) {
       c.activations = activations_of(*op, c, worker);
       return run_linear(op->linear, c, worker);
     case OpKind::kRopeKv: return rope_kv(op->rope_kv, c, worker);
+    case OpKind::kLatent: return run_latent(op->latent, c, worker);
     case OpKind::kAttention: return attention(op->attention, c, worker);
+    case OpKind::kHeads:
+      c.activations = activations_of(*op, c, worker);
+      return run_heads(op->heads, c, worker);
     case OpKind::kGroup: return claim_all(c, worker, 0, 1, [&](Range) { run_group(op->route, c); });
     case OpKind::kExperts:
       c.activations = activations_of(*op, c, worker);

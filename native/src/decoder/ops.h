@@ -69,9 +69,11 @@ void claim_all(const OpContext& c, int worker, int part, int count, Do&& work) {
 
 void run_stage(const Stage& stage, OpContext& c, int worker);
 void run_linear(const LinearOp& op, const OpContext& c, int worker);
-void run_route(const RouteOp& op, const OpContext& c, Range rows);
+void run_route(const RouteOp& op, const OpContext& c, int worker, Range rows);
 void run_group(const RouteOp& op, const OpContext& c);
 void run_experts(const ExpertsOp& op, const OpContext& c, int worker);
+void run_heads(const HeadsOp& op, const OpContext& c, int worker);
+void run_latent(const LatentOp& op, const OpContext& c, int worker);
 void run_combine(const CombineOp& op, const OpContext& c, int worker, Range rows);
 
 int tiles_of(const LinearOp& op, const Model& model);
@@ -89,16 +91,40 @@ const uint8_t* first_tile(const HeadOp& head, const OpContext& c, int worker);
 void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm, const float* x, int n,
                 float* y, float* scratch);
 
-// The pieces that the head shares with the layers: activations of rows begin .. end of `input` into the same
-// rows of `to`, where row i stands for row of_row[i] of the step when given (and is read from there when
-// `gather`), and the logits of `count` prepared rows.
-void prepare_rows(const OpContext& c, const ActivationRows& to, const NormPart& norm, const float* input,
-                  int width, uint32_t formats, int begin, int end, const int32_t* of_row,
-                  bool gather = false);
+// Puts one row of K to its lane of a block; `scratch` has room for it.
+void store_k(const OpContext& c, const KvShape& g, const float* x, uint8_t* block, int lane, float* scratch);
+
+// The values of a block of latents as a block of V.
+void values_of_latent(const KvShape& g, const uint8_t* k, uint8_t* v);
+
+// Where the input of an activation row lies: row i at `data` + from(i) * stride, or with `heads` part i / count
+// of row i % count, parts `step` floats apart. `of_row`: the row of the step that it stands for, where that is
+// another; with `gather` it is read from there.
+struct RowsIn {
+  const float* data;
+  int width;
+  size_t stride;
+  const int32_t* of_row = nullptr;
+  bool gather = false;
+  int count = 0;  // of rows, where heads are apart
+  int step = 0;
+
+  int row(int i) const { return of_row ? of_row[i] : count ? i % count : i; }
+  const float* at(int i) const {
+    if (count) return data + static_cast<size_t>(i % count) * stride + static_cast<size_t>(i / count) * step;
+    return data + static_cast<size_t>(gather ? of_row[i] : i) * stride;
+  }
+  // Whether f32 activations are not the input itself, row by row.
+  bool moved() const { return gather || count || stride != static_cast<size_t>(width); }
+};
+
+// The pieces that the head shares with the layers: activations begin .. end of `input` into the same rows of
+// `to`, and the logits of `count` prepared rows.
+void prepare_rows(const OpContext& c, const ActivationRows& to, const NormPart& norm, const RowsIn& input,
+                  uint32_t formats, int begin, int end);
 void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_t* of_row, int worker);
 
 // What the next linear ops read, after prepare ops of this input and width.
-Activations prepared(const ActivationRows& rows, const NormPart& norm, const float* input, int width,
-                     bool gather = false);
+Activations prepared(const ActivationRows& rows, const NormPart& norm, const RowsIn& input);
 
 }  // namespace spola

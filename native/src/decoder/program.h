@@ -19,6 +19,7 @@ enum class Buffer : int32_t {
   kLogits,
   kRouter,  // scores of experts
   kExpert,  // outputs of experts; it and kHidden have a row for each slot in layers of experts
+  kLatent,  // of latent attention: queries or what they are made of, then what a token keeps
   kCount
 };
 
@@ -54,8 +55,9 @@ struct ResidualOp {
 };
 
 // Which rows an op works on: those of the step; for every slot (a row at one of its experts) the input row
-// that it stands for; or rows that are slots already.
-enum class Rows : int32_t { kStep = 0, kGather, kSlots };
+// that it stands for; or rows that are slots already. kHeads: for each head of the row its part, all rows of a
+// head after those of the one before.
+enum class Rows : int32_t { kStep = 0, kGather, kSlots, kHeads };
 
 // activations = norm(input), in every format of `formats` (bits by ActFormat)
 struct PrepareOp {
@@ -64,6 +66,9 @@ struct PrepareOp {
   NormPart norm;
   uint32_t formats = 0;
   Rows rows = Rows::kStep;
+  int32_t stride = 0;  // floats between rows of the input
+  int32_t heads = 0;   // of kHeads
+  int32_t step = 0;    // floats between heads of a row
 };
 
 // One matrix of a linear op. What a row's adapter adds at its site comes before the bias.
@@ -94,6 +99,7 @@ struct LinearOp {
   float multiplier = 1.0f;  // of what is added to the residual stream
   float clamp = 0.0f;       // the gate is at most this, the up projection within plus and minus this; 0: off
   float up_offset = 0.0f;   // added to the up projection then
+  int32_t first = 0;        // the activations of the output's first row
 };
 
 // From scores in the router buffer to the experts of each row and their weights; then slots, sorted by
@@ -104,6 +110,19 @@ struct RouteOp {
   int32_t width = 0;  // floats per row of the router buffer
   bool normalise = false;
   float scale = 1.0f;
+  bool sigmoid = false;    // scores are sigmoids instead of a softmax
+  int32_t bias = kNoId;    // added to scores where experts are chosen
+  int32_t groups = 1;      // of neighbouring experts,
+  int32_t groups_used = 1;  // the best of which are looked at
+};
+
+// Head h of a row has the matrix `matrix` + h; its outputs begin at column h * step.
+struct HeadsOp {
+  int32_t heads = 0;
+  int32_t matrix = kNoId;
+  Buffer output = Buffer::kNone;
+  int32_t width = 0;  // floats per output row
+  int32_t step = 0;
 };
 
 // The same linear op for every expert, on its slots: gate and up, or (up none) one matrix. Expert e has the
@@ -147,6 +166,19 @@ struct RopeKvOp {
   bool norm_whole = false;  // over all heads at once instead of each
 };
 
+// Latent attention: the norm of a token's latent, rotation of it and of the queries, scaling of queries, whose
+// latent parts lie in the qkv buffer already; the latent goes to its block.
+struct LatentOp {
+  AttentionShape shape;
+  int32_t rope = kNoId;  // table, or none
+  NormPart norm;
+  Buffer q = Buffer::kNone;  // where queries are: heads of q_dim, rows q_stride floats apart
+  int32_t q_dim = 0;
+  int32_t q_stride = 0;
+  int32_t kv_column = 0;  // of the latent buffer
+  int32_t kv_stride = 0;
+};
+
 struct AttentionOp {
   AttentionShape shape;
 };
@@ -169,7 +201,9 @@ enum class OpKind : int32_t {
   kRoute,
   kGroup,
   kExperts,
-  kCombine
+  kCombine,
+  kHeads,
+  kLatent
 };
 
 struct Op {
@@ -188,6 +222,8 @@ struct Op {
     RouteOp route;  // of kRoute and kGroup
     ExpertsOp experts;
     CombineOp combine;
+    HeadsOp heads;
+    LatentOp latent;
   };
   Op() : embed() {}
 };

@@ -40,8 +40,13 @@ void Workspace::lay_out(const Program& program, const std::vector<KvShape>& kv, 
   int record = 0;         // floats of the largest attention record
   int scratch = 0;
   int slots = 1;  // per row, at most
+  size_t heads = 0, head_width = 0;  // of activations that are apart by head
   for (const Op& op : program.ops) {
-    if (op.kind == OpKind::kRoute) slots = std::max(slots, op.route.used);
+    if (op.kind == OpKind::kRoute) {
+      slots = std::max(slots, op.route.used);
+      scratch = std::max(scratch, 2 * (op.route.experts + op.route.groups));
+    }
+    if (op.kind == OpKind::kHeads) widen(widths_, op.heads.output, op.heads.width);
     if (op.kind == OpKind::kCombine) widen(widths_, Buffer::kBranch, op.combine.width);
     if (op.kind == OpKind::kExperts) {
       widen(widths_, op.experts.output, op.experts.width);
@@ -49,12 +54,19 @@ void Workspace::lay_out(const Program& program, const std::vector<KvShape>& kv, 
     }
     if (op.kind == OpKind::kLinear) widen(widths_, op.linear.output, op.linear.width);
     if (op.kind == OpKind::kAdapter) widen(widths_, Buffer::kDelta, op.adapter.parts * op.adapter.max_rank);
-    if (op.kind == OpKind::kPrepare) k = std::max(k, op.prepare.width);
+    if (op.kind == OpKind::kPrepare && op.prepare.rows == Rows::kHeads) {
+      heads = std::max(heads, static_cast<size_t>(op.prepare.heads));
+      head_width = std::max(head_width, static_cast<size_t>(op.prepare.width));
+    } else if (op.kind == OpKind::kPrepare) {
+      k = std::max(k, op.prepare.width);
+    }
     if (op.kind == OpKind::kMerge) {
       const KvShape& g = kv[static_cast<size_t>(op.merge.shape.group)];
       widen(widths_, Buffer::kAttention, op.merge.shape.heads * g.v_dim);
       record = std::max(record, op.merge.shape.heads * (g.v_dim + 2));
-      scratch = std::max(scratch, kQueryRows * (op.merge.shape.heads / g.heads) * (g.v_dim + 2));
+      const size_t values = g.latent ? kSegment / kBlock * kv_block_bytes(g.k_type, g.v_dim) / sizeof(float) : 0;
+      const size_t held = attention_floats(g, op.merge.shape.heads) + values;
+      scratch = std::max({scratch, static_cast<int>(held), g.latent ? 2 * g.k_dim : 0});
     }
   }
   scratch = std::max({scratch, widths_[static_cast<size_t>(Buffer::kQkv)], shape_.hidden});
@@ -72,22 +84,25 @@ void Workspace::lay_out(const Program& program, const std::vector<KvShape>& kv, 
   take(head_input_, static_cast<size_t>(shape_.head_rows) * static_cast<size_t>(shape_.hidden));
   take(partials_, (rows + kSpareRecords) * static_cast<size_t>(record));
   take(scratch_, scratch_floats_ * static_cast<size_t>(shape_.workers));
-  lay_out_rows(shared_, rows * slots, width, take);
+  lay_out_rows(shared_, {rows * slots, width}, {rows * heads, head_width}, take);
   for (ActivationRows& own : own_) {
-    lay_out_rows(own, kOwnRows, width, take);
+    lay_out_rows(own, {kOwnRows, width}, {}, take);
     take(own.attention, kOwnRows * static_cast<size_t>(widths_[static_cast<size_t>(Buffer::kAttention)]));
   }
 }
 
 template <class Take>
-void Workspace::lay_out_rows(ActivationRows& rows, size_t count, size_t width, Take&& take) {
-  take(rows.q8, count * width);
-  take(rows.d8, count * ceil_div<size_t>(width, 32));
-  take(rows.s8, count * ceil_div<size_t>(width, 32));
-  take(rows.h8, count * ceil_div<size_t>(width, 16));
-  take(rows.q16, count * width);
-  take(rows.d16, count);
-  take(rows.f32, count * width);
+void Workspace::lay_out_rows(ActivationRows& rows, const Extent& a, const Extent& b, Take&& take) {
+  const auto most = [&](size_t per) {  // values of which `per` make one entry
+    return std::max(a.count * ceil_div(a.width, per), b.count * ceil_div(b.width, per));
+  };
+  take(rows.q8, most(1));
+  take(rows.d8, most(32));
+  take(rows.s8, most(32));
+  take(rows.h8, most(16));
+  take(rows.q16, most(1));
+  take(rows.d16, std::max(a.count, b.count));
+  take(rows.f32, most(1));
 }
 
 }  // namespace spola

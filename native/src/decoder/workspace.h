@@ -60,11 +60,16 @@ class Workspace {
   size_t bytes() const { return memory_.size(); }
 
  private:
+  struct Extent {
+    size_t count = 0;
+    size_t width = 0;
+  };
+
   template <class Take>
   void lay_out(const Program& program, const std::vector<KvShape>& kv, Take&& take);
 
   template <class Take>
-  static void lay_out_rows(ActivationRows& rows, size_t count, size_t width, Take&& take);
+  static void lay_out_rows(ActivationRows& rows, const Extent& a, const Extent& b, Take&& take);
 
   WorkspaceShape shape_;
   ActivationRows shared_;

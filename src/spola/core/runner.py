@@ -55,8 +55,8 @@ class KvGroup(msgspec.Struct, frozen=True):
     """Layers that share a block table.
 
     ``kind`` full keeps every position; window keeps the last ``window`` of them; latent stores one
-    compressed vector per token (``k_dim``), no separate V. ``k_dtype`` and ``v_dtype`` are of
-    ``KV_TYPES``.
+    compressed vector per token (``k_dim``), whose first ``v_dim`` dimensions are V as well. ``k_dtype``
+    and ``v_dtype`` are of ``KV_TYPES``.
     """
 
     layers: tuple[int, ...]
@@ -71,8 +71,12 @@ class KvGroup(msgspec.Struct, frozen=True):
     @property
     def bytes_per_token(self) -> int:
         """K and V bytes of one token over all layers of the group."""
-        per_head = kv_row_bytes(self.k_dtype, self.k_dim) + kv_row_bytes(self.v_dtype, self.v_dim)
-        return len(self.layers) * self.heads * per_head
+        return len(self.layers) * self.heads * (kv_row_bytes(self.k_dtype, self.k_dim) + self.v_row_bytes)
+
+    @property
+    def v_row_bytes(self) -> int:
+        """Bytes that V of one token, layer and KV head takes beside K."""
+        return 0 if self.kind == "latent" else kv_row_bytes(self.v_dtype, self.v_dim)
 
     @property
     def bytes_per_block(self) -> int:

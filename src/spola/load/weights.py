@@ -180,13 +180,18 @@ def _runs(file: TensorSource, piece: Piece, row: int, out: memoryview) -> None:
 
 
 def _transpose(file: TensorSource, piece: Piece, dtype: DType, columns: int, out: memoryview) -> None:
-    """Rows of the transpose of a [columns, n] matrix of plain numbers."""
+    """Rows of the transpose of ``columns`` rows of a matrix of plain numbers."""
     if dtype.block != 1:
-        raise ModelError(f"tensor {piece.name} is transposed, which its type {dtype.name} does not allow")
+        raise ModelError(
+            f"tensor {piece.name} must be transposed, which its type {dtype.name} does not allow; "
+            "use a file that a newer converter made, or one in F16 or BF16"
+        )
     word = _WORDS[dtype.block_bytes]
-    source = memoryview(file.read(piece.name)).cast(word)  # type: ignore[call-overload]
+    width = file.entry(piece.name).shape[-1]
+    part = memoryview(bytearray(columns * nbytes(dtype, width)))
+    file.read_into(piece.name, part, piece.below * nbytes(dtype, width))
+    source = part.cast(word)  # type: ignore[call-overload]
     target = out.cast(word)  # type: ignore[call-overload]
-    width = len(source) // columns
     done = 0
     for run in range(piece.runs):
         first = piece.start + run * piece.stride

@@ -137,7 +137,12 @@ def explained(plan: Plan) -> Iterator[str]:
 
 def _group(group: KvGroup, groups: Sequence[KvGroup]) -> Iterator[str]:
     layers = len(group.layers)
-    k, v = kv_row_bytes(group.k_dtype, group.k_dim), kv_row_bytes(group.v_dtype, group.v_dim)
+    k, v = kv_row_bytes(group.k_dtype, group.k_dim), group.v_row_bytes
+    if group.kind == "latent":
+        yield "KV per token = layers x bytes of a latent, which is K and V of all heads"
+        row = _row(group.k_dtype, group.k_dim)
+        yield f"             = {layers} x {row} = {layers} x {k} = {group.bytes_per_token:,} bytes"
+        return
     kind = f", window of {group.window}" if group.kind == "window" else ""
     yield f"KV per token = layers x KV heads x (bytes of a K + bytes of a V){kind}"
     yield (

@@ -31,7 +31,7 @@ __all__ = ["PlanModel", "model_at", "model_of_table", "open_plan_model", "with_w
 _TORCH = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _ALIASES = {"FP32": "F32", "FP16": "F16"}
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_MATRICES = ("embedding", "linear", "experts", "head")
+_MATRICES = ("embedding", "linear", "heads", "experts", "head")
 _FALLBACK = "Q8_0"  # for rows that are no whole number of blocks
 
 

@@ -17,7 +17,7 @@ from spola.core.step import Step
 from spola.runtime.limits import KernelRates, Limits
 from spola.runtime.roofline import activation_format, macs_by_type
 from spola.spec.cost import kv_read_bytes, matmul_parameters, prefill_flops, streamed_weight_bytes
-from spola.spec.decoder import Attention, DecoderSpec, DenseMlp, MoeMlp
+from spola.spec.decoder import DecoderSpec, DenseMlp, LatentAttention, MoeMlp
 
 __all__ = ["Speed"]
 
@@ -106,8 +106,10 @@ class Speed:
         for layer in self.spec.layers:
             a, m = layer.attention, layer.mlp
             total += 2 * self.spec.hidden
-            if isinstance(a, Attention):
-                total += a.heads * a.v_dim + a.heads * a.k_dim + a.kv_heads * (a.k_dim + a.v_dim)
+            if isinstance(a, LatentAttention):
+                total += a.heads * (a.q_dim + a.v_dim)
+                a = a.absorbed
+            total += a.heads * a.v_dim + a.heads * a.k_dim + a.kv_heads * (a.k_dim + a.v_dim)
             if isinstance(m, DenseMlp):
                 total += m.ff
             elif isinstance(m, MoeMlp):

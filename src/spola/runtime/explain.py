@@ -24,6 +24,7 @@ from spola.runtime.roofline import Roofline
 from spola.runtime.service import Service
 from spola.runtime.step_log import StepRow
 from spola.spec.cost import kv_read_bytes, streamed_weight_bytes
+from spola.spec.decoder import absorbed
 
 __all__ = ["BEST", "candidates", "check_explained", "explain_steps", "explain_tokens"]
 
@@ -88,8 +89,8 @@ def explain_steps(service: Service, job: Job, limits: Limits | None) -> list[dic
 def _bound(roofline: Roofline, row: StepRow, read: int) -> dict[str, Any]:
     attention = 0.0
     for layer in roofline.spec.layers:
-        a = layer.attention
-        each = 2 * getattr(a, "heads", 1) * (getattr(a, "k_dim", 0) + getattr(a, "v_dim", 0))
+        a = absorbed(layer.attention)
+        each = 2 * a.heads * (a.k_dim + a.v_dim)
         attention += each * sum(p.rows * p.start + p.rows * (p.rows + 1) / 2 for p in row.parts)
     memory = read / roofline.limits.read_of(read)
     heads = sum(part.heads for part in row.parts)

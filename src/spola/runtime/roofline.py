@@ -50,7 +50,7 @@ def macs_by_type(spec: DecoderSpec, dtypes: Mapping[str, str], rows: int, heads:
 
 def _times(spec: DecoderSpec, info: TensorInfo) -> float:
     """How often a row goes through a tensor: of a stack of experts, the part that is used."""
-    if info.role in ("linear", "router"):
+    if info.role in ("linear", "heads", "router"):
         return 1.0
     if info.role == "experts":
         mlp = spec.layers[int(info.name.split(".")[1])].mlp

@@ -22,6 +22,7 @@ class Entry:
 
 
 _DYNAMIC = "no positions past `max_position_embeddings`, where dynamic rope scaling would begin"
+_LATENT = "biases; adapters on `kv_b_proj`; quantized GGUF files made before the absorbed form; FP8 folders"
 
 CATALOG = (
     Entry("Llama 1 to 3.x, SmolLM, SmolLM2 and others of that shape", "llama", "llama", _DYNAMIC),
@@ -63,6 +64,8 @@ CATALOG = (
         "baichuan",
         "Baichuan 13B (ALiBi), folders of Baichuan 2 (normalised head); GGUF does not tell Baichuan 2 from 1",
     ),
+    Entry("DeepSeek V2", "deepseek_v2", "deepseek2", _LATENT),
+    Entry("DeepSeek V3, Moonlight", "deepseek_v3", "deepseek2", _LATENT),
     Entry("GPT-2", "gpt2", "gpt2", "in GGUF no scaling by layer"),
     Entry("GPT-NeoX, Pythia", "gpt_neox", "gptneox", "in GGUF the activation is the exact gelu"),
     Entry("StarCoder 2", "starcoder2", "starcoder2"),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from spola.core.dtype import BY_NAME, nbytes
 from spola.core.runner import BLOCK_TOKENS, KvGroup
-from spola.spec.decoder import Attention, DecoderSpec, MoeMlp, Rope
+from spola.spec.decoder import DecoderSpec, MoeMlp, Rope, absorbed
 from spola.spec.manifest import TensorInfo, manifest
 
 __all__ = [
@@ -90,7 +90,7 @@ def matmul_parameters(spec: DecoderSpec) -> int:
     """
     total = 0
     for info in manifest(spec):
-        if info.role in ("linear", "router"):
+        if info.role in ("linear", "heads", "router"):
             total += _size(info)
         elif info.role == "experts":
             total += _size(info) // info.shape[0] * _used(spec, info)
@@ -101,14 +101,14 @@ def prefill_flops(spec: DecoderSpec, tokens: int, start: int = 0, head_rows: int
     """Floating-point operations (a multiply and an add are two) of ``tokens`` rows from position ``start``.
 
     2 * parameters * tokens for linear layers, 2 * hidden * vocab for each row with logits, and per layer
-    2 * heads * (k_dim + v_dim) for each pair of a row and a position that it sees.
+    2 * heads * (k_dim + v_dim) for each pair of a row and a position that it sees, in the latent space where
+    there is one.
     """
     linear = 2 * matmul_parameters(spec) * tokens + 2 * spec.hidden * spec.vocab * head_rows
     attention = 0
     for layer in spec.layers:
-        if isinstance(layer.attention, Attention):
-            a = layer.attention
-            attention += 2 * a.heads * (a.k_dim + a.v_dim) * _pairs(start, tokens, a.window)
+        a = absorbed(layer.attention)
+        attention += 2 * a.heads * (a.k_dim + a.v_dim) * _pairs(start, tokens, a.window)
     return linear + attention
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "RopeScaling",
     "Router",
     "YarnScaling",
+    "absorbed",
 ]
 
 # silu_1702: x * sigmoid(1.702 x).
@@ -198,7 +199,14 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), always in absorbed form."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), always in absorbed form.
+
+    A token keeps one vector for all heads: the normed latent c of ``kv_rank`` dimensions, then a rotated key
+    of ``rope_dim``. Head h has k_h = K_h c and v_h = V_h c; its query q_h (``nope_dim``, then ``rope_dim``
+    rotated dimensions) is taken into the latent space by K_h transposed, and what it attends to comes back
+    through V_h. With ``q_rank`` queries are made of a normed latent of their own. ``norm`` is that of both
+    latents; ``v_dim`` the width of v_h; ``positions`` turns the ``rope_dim`` dimensions.
+    """
 
     heads: int
     q_rank: int | None
@@ -209,6 +217,22 @@ class LatentAttention:
     scale: float
     positions: Positions
     norm: Norm
+
+    @property
+    def q_dim(self) -> int:
+        """Dimensions of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def absorbed(self) -> Attention:
+        """What the heads do in the latent space: one KV head, whose value is the first part of its key."""
+        k_dim = self.kv_rank + self.rope_dim
+        return Attention(self.heads, 1, k_dim, self.kv_rank, self.scale, NoPositions())
+
+
+def absorbed(attention: Attention | LatentAttention) -> Attention:
+    """The attention that is computed over the cache."""
+    return attention if isinstance(attention, Attention) else attention.absorbed
 
 
 # --- MLP -------------------------------------------------------------------------------------------
@@ -231,9 +255,17 @@ class DenseMlp:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """How experts are chosen and weighted."""
+    """How experts are chosen and weighted.
 
-    scoring: Literal["softmax", "sigmoid", "softmax_selected"]
+    ``scoring`` makes scores of the router's outputs: softmax over all experts, or the sigmoid of each. The
+    best ``used`` are chosen; with ``selection_bias`` by score plus a learned bias that the weight does not
+    have (DeepSeek-V3, arXiv 2412.19437). With ``groups`` only the best ``groups_used`` groups of neighbours
+    are looked at: a group counts as much as its best expert or, with a selection bias, its best two together.
+    ``normalise``: weights are divided by their sum. ``scale`` multiplies them at last. ``bias``: of the
+    router's outputs.
+    """
+
+    scoring: Literal["softmax", "sigmoid"]
     normalise: bool
     scale: float = 1.0
     bias: bool = False

@@ -13,6 +13,7 @@ from spola.spec.decoder import (
     Activation,
     Attention,
     DenseMlp,
+    LatentAttention,
     Layer,
     LayerNorm,
     MoeMlp,
@@ -61,7 +62,7 @@ class Family:
 
     def layer(
         self,
-        attention: Attention,
+        attention: Attention | LatentAttention,
         mlp: DenseMlp | MoeMlp,
         norm: Norm,
         *,

@@ -7,14 +7,24 @@ decodes nothing; a tokenizer is looked at for its size only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spola.core.errors import ModelError
 from spola.spec import gguf_parts as parts
-from spola.spec.decoder import Attention, DecoderSpec, Head, Layer, LearnedPositions, NoPositions
+from spola.spec.decoder import (
+    Attention,
+    DecoderSpec,
+    Head,
+    LatentAttention,
+    Layer,
+    LearnedPositions,
+    NoPositions,
+    Norm,
+)
 from spola.spec.gguf_keys import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Keys
+from spola.spec.gguf_latent import latent_attention
 from spola.spec.gguf_rows import ROWS, GgufRow
 from spola.spec.manifest import TensorInfo
 from spola.spec.refused import why_refused
@@ -67,7 +77,7 @@ def gguf_sources(spec: DecoderSpec, tensors: TensorTable) -> dict[str, Source]:
     merged = [Merged(("attention.q", "attention.k", "attention.v"), "attn_qkv")]
     if row.merged_mlp:
         merged.append(Merged(("mlp.gate", "mlp.up"), "ffn_up"))
-    return resolve(spec, Names(direct, tuple(merged), "blk.{i}.", experts), tensors)
+    return resolve(spec, Names(direct, tuple(merged), "blk.{i}.", experts, latent="attn_kv_b"), tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,34 +114,17 @@ def _read(keys: Keys, tensors: TensorTable, row: GgufRow) -> DecoderSpec:
         raise ModelError(f"this {keys.arch} model is not supported: {refused}")
     norm = row.family.make_norm(parts.epsilon(keys, row.family.norm))
     scales = parts.scales(keys, row, sizes.hidden)
-    positions = parts.positions(keys, tensors, row, sizes.layers, sizes.k_dim, sizes.context)
-    windows = parts.windows(keys, row, sizes.layers)
     mlps = parts.mlps(keys, tensors, row, sizes.layers)
+    attention: Sequence[Attention | LatentAttention]
+    if row.latent:
+        attention = [latent_attention(keys, heads, sizes.context, norm) for heads in sizes.heads]
+    else:
+        attention = _attention(keys, tensors, row, sizes, norm, scales)
     layers: list[Layer] = []
     for i in range(sizes.layers):
-        blk = f"blk.{i}."
-        qkv = [f"{blk}attn_{x}.bias" for x in "qkv"]
-        merged_bias = f"{blk}attn_qkv.bias" in tensors
-        qk_norm = norm if row.family.qk_norm else None
-        attention = Attention(
-            heads=sizes.heads[i],
-            kv_heads=sizes.kv_heads[i],
-            k_dim=sizes.k_dim,
-            v_dim=sizes.v_dim,
-            scale=scales.attention or row.scale(sizes.k_dim, sizes.hidden, sizes.heads[i], sizes.layers),
-            positions=positions[i],
-            window=windows[i],
-            softcap=scales.attention_softcap,
-            sinks=f"{blk}attn_sinks.weight" in tensors,
-            q_norm=qk_norm,
-            k_norm=qk_norm,
-            qk_norm_span=row.family.qk_norm or "head",
-            qkv_bias=merged_bias or parts.present(tensors, qkv, "attention biases"),
-            out_bias=f"{blk}attn_output.bias" in tensors,
-        )
         place = parts.placement(keys, tensors, row, i)
         layers.append(
-            row.family.layer(attention, mlps[i], norm, placement=place, residual_scale=scales.residual)
+            row.family.layer(attention[i], mlps[i], norm, placement=place, residual_scale=scales.residual)
         )
     return DecoderSpec(
         arch=keys.arch,
@@ -150,3 +143,35 @@ def _read(keys: Keys, tensors: TensorTable, row: GgufRow) -> DecoderSpec:
         embedding_scale=scales.embedding,
         positions=LearnedPositions(sizes.context) if row.learned_positions else NoPositions(),
     )
+
+
+def _attention(
+    keys: Keys, tensors: TensorTable, row: GgufRow, sizes: _Sizes, norm: Norm, scales: parts.Scales
+) -> list[Attention]:
+    positions = parts.positions(keys, tensors, row, sizes.layers, sizes.k_dim, sizes.context)
+    windows = parts.windows(keys, row, sizes.layers)
+    qk_norm = norm if row.family.qk_norm else None
+    out = []
+    for i in range(sizes.layers):
+        blk = f"blk.{i}."
+        qkv = [f"{blk}attn_{x}.bias" for x in "qkv"]
+        merged_bias = f"{blk}attn_qkv.bias" in tensors
+        out.append(
+            Attention(
+                heads=sizes.heads[i],
+                kv_heads=sizes.kv_heads[i],
+                k_dim=sizes.k_dim,
+                v_dim=sizes.v_dim,
+                scale=scales.attention or row.scale(sizes.k_dim, sizes.hidden, sizes.heads[i], sizes.layers),
+                positions=positions[i],
+                window=windows[i],
+                softcap=scales.attention_softcap,
+                sinks=f"{blk}attn_sinks.weight" in tensors,
+                q_norm=qk_norm,
+                k_norm=qk_norm,
+                qk_norm_span=row.family.qk_norm or "head",
+                qkv_bias=merged_bias or parts.present(tensors, qkv, "attention biases"),
+                out_bias=f"{blk}attn_output.bias" in tensors,
+            )
+        )
+    return out

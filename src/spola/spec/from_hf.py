@@ -12,8 +12,9 @@ from typing import Any
 
 from spola.core.errors import ModelError
 from spola.spec import hf_parts as parts
-from spola.spec.decoder import Attention, DecoderSpec, Head, LearnedPositions, NoPositions
+from spola.spec.decoder import Attention, DecoderSpec, Head, LatentAttention, LearnedPositions, NoPositions
 from spola.spec.hf_config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, HfConfig, show
+from spola.spec.hf_deepseek import latent_attention
 from spola.spec.hf_rows import ROWS, HfRow
 from spola.spec.refused import why_refused
 from spola.spec.sources import Source, TensorTable, resolve, unused
@@ -57,10 +58,12 @@ def from_hf(
     parts.refuse_other(config)
     sources = resolve(spec, row.names.names(prefix), tensors)
     dead = {"lm_head.weight"} if spec.head.tied else set()
+    further = _further_layers(config, len(spec.layers))
 
     def harmless(tensor: str) -> bool:
         other_part = wrapped and not tensor.startswith(prefix)
-        return other_part or tensor.endswith(_BUFFERS) or tensor.removeprefix(prefix) in dead
+        tensor = tensor.removeprefix(prefix)
+        return other_part or tensor.endswith(_BUFFERS) or tensor in dead or tensor.startswith(further)
 
     warnings += unused(sources, tensors, harmless)
     return HfModel(spec, sources, tuple(warnings + config.unread(parts.HARMLESS)))
@@ -136,6 +139,12 @@ def _text_part(values: Mapping[str, Any], kind: str, key: str) -> tuple[Mapping[
     return kept, ["only the text part of this model is loaded; images are not supported"]
 
 
+def _further_layers(config: HfConfig, n: int) -> tuple[str, ...]:
+    """Where the layers lie that predict more tokens than the next one; this model is whole without them."""
+    more = config.optional_integer("num_nextn_predict_layers", 0, 64) or 0
+    return tuple(f"model.layers.{n + i}." for i in range(more))
+
+
 def _prefix(row: HfRow, tensors: Iterable[str]) -> str:
     """What stands before the names of this checkpoint: nothing, or what a wrapping model puts there."""
     names = set(tensors)
@@ -150,8 +159,11 @@ def _read(config: HfConfig, row: HfRow, kind: str, name: str) -> DecoderSpec:
     hidden = config.integer("hidden_size", 1, MAX_WIDTH)
     n = config.integer("num_hidden_layers", 1, MAX_LAYERS)
     heads = config.integer("num_attention_heads", 1, MAX_HEADS)
-    kv_heads = parts.kv_heads(config, row, heads)
     context = config.integer("max_position_embeddings", 1, MAX_CONTEXT)
+    if row.latent:
+        latent = latent_attention(config, row, heads, context)
+        return _of_latent(config, row, latent, _Top(kind, name, hidden, n, context))
+    kv_heads = parts.kv_heads(config, row, heads)
     head_dim = config.optional_integer("head_dim", 1, MAX_WIDTH)
     if head_dim is None:
         if hidden % heads:
@@ -200,4 +212,29 @@ def _read(config: HfConfig, row: HfRow, kind: str, name: str) -> DecoderSpec:
         ),
         embedding_scale=scales.embedding,
         positions=LearnedPositions(context) if row.rope == "none" else NoPositions(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Top:
+    kind: str
+    name: str
+    hidden: int
+    layers: int
+    context: int
+
+
+def _of_latent(config: HfConfig, row: HfRow, attention: LatentAttention, top: _Top) -> DecoderSpec:
+    """A model whose layers all have ``attention``."""
+    norm = row.family.make_norm(config.number(row.eps, 0.0, 1.0))
+    mlps = parts.mlps(config, row, top.layers, top.hidden)
+    return DecoderSpec(
+        arch=top.kind,
+        name=top.name,
+        vocab=config.integer("vocab_size", 1, MAX_WIDTH),
+        hidden=top.hidden,
+        context=top.context,
+        layers=tuple(row.family.layer(attention, mlp, norm) for mlp in mlps),
+        final_norm=norm,
+        head=Head(tied=config.flag("tie_word_embeddings", row.tied)),
     )

@@ -127,7 +127,8 @@ def pair_order(info: TensorInfo, spec: DecoderSpec) -> list[int] | None:
     if not any(f".{part}." in info.name for part in _QKV[:2]):
         return None
     attention = spec.layers[int(info.name.split(".")[1])].attention
-    assert isinstance(attention, Attention)
+    if not isinstance(attention, Attention):
+        return None
     rotated = getattr(attention.positions, "dim", attention.k_dim)
     rows = info.shape[0] if len(info.shape) == 1 else prod(info.shape[:-1])
     heads = range(0, rows, attention.k_dim)

@@ -13,6 +13,7 @@ from spola.core.errors import ModelError
 from spola.spec.decoder import DenseMlp, MoeMlp, NoPositions, NoScaling, Positions, Rope, Router, YarnScaling
 from spola.spec.families import Placement
 from spola.spec.gguf_keys import MAX_CONTEXT, MAX_WIDTH, Keys
+from spola.spec.gguf_latent import latent_router
 from spola.spec.gguf_rope import ROPE_FREQS, ROPE_LONG, read_scaling
 from spola.spec.gguf_rows import GgufRow
 from spola.spec.sources import TensorTable
@@ -41,7 +42,7 @@ NEUTRAL: dict[str, Any] = {
     "expert_weights_scale": 0.0,
     "expert_gating_func": 1,
     "expert_group_count": 0,
-    "leading_dense_block_count": 0,
+    "nextn_predict_layers": 0,
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
@@ -201,6 +202,7 @@ def mlps(keys: Keys, tensors: TensorTable, row: GgufRow, n: int) -> tuple[DenseM
     """The MLP of each layer: dense, or of experts where the file has a router."""
     experts = keys.optional_integer("expert_count", 0, 1 << 16) or 0
     routed = [f"blk.{i}.ffn_gate_inp.weight" in tensors for i in range(n)] if experts else [False] * n
+    keys.optional_integer("leading_dense_block_count", 0, n)  # which layers have experts, their tensors say
     if experts and not any(routed):
         raise ModelError(
             "tensor blk.0.ffn_gate_inp.weight is missing; the file is incomplete or of another kind"
@@ -240,9 +242,13 @@ def _experts(keys: Keys, tensors: TensorTable, row: GgufRow, experts: int, ff: i
     shared_mlp = None
     if shared in tensors:
         shared_ff = keys.optional_integer("expert_shared_feed_forward_length", 1, MAX_WIDTH)
+        if row.latent:
+            shared_ff = ff * keys.integer("expert_shared_count", 1, experts)
         shared_mlp = DenseMlp(shared_ff or ff, row.family.activation)
     bias = f"blk.{i}.ffn_gate_inp.bias" in tensors
     router = Router("softmax", row.normalised_experts, bias=bias)
+    if row.latent:
+        router = latent_router(keys, tensors, experts, i)
     return MoeMlp(experts, used, expert, router, shared_mlp, shared_mlp is not None and gate in tensors)
 
 

@@ -65,6 +65,7 @@ class GgufRow:
     yarn_truncate: bool = True
     renames: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stated: tuple[str, ...] = ()
+    latent: bool = False  # DeepSeek-V2's attention and routing
     refused: Callable[[int], str | None] = lambda layers: None
 
 
@@ -119,6 +120,7 @@ ROWS: dict[str, GgufRow] = {
     "internlm2": GgufRow(families.LLAMA, "interleaved"),
     "minicpm": GgufRow(families.LLAMA, "interleaved", optional=_MINICPM, stated=tuple(_MINICPM)),
     "baichuan": GgufRow(families.LLAMA, "interleaved", refused=_baichuan),
+    "deepseek2": GgufRow(families.LLAMA, "interleaved", latent=True),
     "gpt2": GgufRow(families.GPT2, rope=False, learned_positions=True),
     "gptneox": GgufRow(families.NEOX, placing="neox"),
     "starcoder2": GgufRow(families.STARCODER2),

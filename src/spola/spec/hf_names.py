@@ -13,6 +13,7 @@ from spola.spec.sources import Merged, Names
 
 __all__ = [
     "BAICHUAN",
+    "DEEPSEEK",
     "FALCON",
     "GLM",
     "GLM4",
@@ -35,6 +36,7 @@ class HfNames:
     """``model``: names of the parts outside of layers; ``layer`` the prefix of one, with ``{i}``; ``parts``
     the names within a layer, by canonical name; ``expert`` those of one expert, with ``{e}``. What a table
     does not have is called as in the llama family. ``transposed``: matrices of layers are stored [in, out].
+    ``latent``: the matrix of keys and values of a latent.
     """
 
     model: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -43,6 +45,7 @@ class HfNames:
     expert: Mapping[str, str] = field(default_factory=dict)
     merged: tuple[Merged, ...] = ()
     transposed: bool = False
+    latent: str = ""
 
     def names(self, prefix: str = "") -> Names:
         """For ``resolve``; ``prefix`` stands before every name, as in models that hold this one as a part."""
@@ -71,7 +74,7 @@ class HfNames:
         def transposed(info: TensorInfo) -> bool:
             return self.transposed and info.role == "linear"
 
-        return Names(direct, self.merged, prefix + self.layer, experts, transposed)
+        return Names(direct, self.merged, prefix + self.layer, experts, transposed, self.latent)
 
 
 def _prefixed(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -92,6 +95,10 @@ PHI3 = HfNames(
         Merged(_QKV, "self_attn.qkv_proj"),
         Merged(("mlp.gate", "mlp.up"), "mlp.gate_up_proj"),
     )
+)
+DEEPSEEK = HfNames(
+    parts={f"mlp.shared.{x}": (f"mlp.shared_experts.{x}_proj",) for x in ("gate", "up", "down")},
+    latent="self_attn.kv_b_proj",
 )
 BAICHUAN = HfNames(merged=(Merged(_QKV, "self_attn.W_pack"),))
 GLM = HfNames(merged=(Merged(("mlp.gate", "mlp.up"), "mlp.gate_up_proj"),))

@@ -13,6 +13,7 @@ from spola.core.errors import ModelError
 from spola.spec.decoder import Activation, DenseMlp, MoeMlp, NoPositions, Positions, Router
 from spola.spec.families import Placement
 from spola.spec.hf_config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, HfConfig, show
+from spola.spec.hf_deepseek import latent_mlps
 from spola.spec.hf_rope import read_rope, rope_parameters
 from spola.spec.hf_rows import HfRow
 
@@ -54,7 +55,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "no_rope_layers": (),
     "num_experts": (0, 1),
     "num_local_experts": (0, 1),
-    "num_nextn_predict_layers": (0,),
     "parallel_attn": (False,),
     "partial_rotary_factor": (1.0,),
     "qk_layernorm": (False,),
@@ -84,6 +84,7 @@ HARMLESS = frozenset(
         "_sliding_window_pattern",
         "architectures",
         "attention_dropout",
+        "aux_loss_alpha",
         "attn_implementation",
         "attn_pdrop",
         "auto_map",
@@ -94,6 +95,7 @@ HARMLESS = frozenset(
         "embd_pdrop",
         "embedding_dropout",
         "eos_token_id",
+        "ep_size",
         "hidden_dropout",
         "initializer_range",
         "max_window_layers",
@@ -101,6 +103,7 @@ HARMLESS = frozenset(
         "model_type",
         "mup_denominator",
         "n_ctx",
+        "num_nextn_predict_layers",  # layers behind the last one, for more tokens than the next
         "output_router_logits",
         "pad_token_id",
         "pretraining_tp",
@@ -112,6 +115,7 @@ HARMLESS = frozenset(
         "router_aux_loss_coef",
         "router_jitter_noise",
         "sep_token_id",
+        "seq_aux",
         "summary_activation",
         "summary_first_dropout",
         "summary_proj_to_labels",
@@ -266,6 +270,8 @@ def mlps(config: HfConfig, row: HfRow, n: int, hidden: int) -> tuple[DenseMlp | 
     dense = DenseMlp(ff, activation, gated=row.family.gated, bias=said(config, row.mlp_bias))
     if row.moe == "none":
         return (dense,) * n
+    if row.moe == "deepseek":
+        return latent_mlps(config, dense, n, activation)
     sparse = _experts(config, row, ff, activation)
     if row.moe in ("mixtral", "olmoe"):
         return (sparse,) * n

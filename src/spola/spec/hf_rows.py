@@ -54,7 +54,8 @@ class HfRow:
     scaled_embedding: bool = False
     optional: tuple[str, ...] = ()  # keys obeyed by this type only
     placing: Literal["family", "neox", "falcon", "stablelm"] = "family"
-    moe: Literal["none", "mixtral", "qwen2", "qwen3", "olmoe"] = "none"
+    moe: Literal["none", "mixtral", "qwen2", "qwen3", "olmoe", "deepseek"] = "none"
+    latent: bool = False  # DeepSeek-V2's attention
     tied: bool = False  # what a missing tie_word_embeddings means
     legacy_gelu: bool = False  # "gelu" stands for the tanh approximation
     refused: Callable[[Mapping[str, Any]], str | None] = lambda values: (
@@ -94,6 +95,13 @@ _GEMMA3_TEXT: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
 }
 _RMS6: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu"}
+_DEEPSEEK: dict[str, Any] = _RMS6 | {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 _COHERE_DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "layer_norm_eps": 1e-5,
@@ -269,6 +277,29 @@ ROWS: dict[str, HfRow] = {
     ),
     "baichuan": HfRow(
         families.LLAMA, hf_names.BAICHUAN, defaults=_RMS6 | {"vocab_size": 64000}, refused=_baichuan
+    ),
+    "deepseek_v2": HfRow(
+        families.LLAMA,
+        hf_names.DEEPSEEK,
+        defaults=_DEEPSEEK
+        | {"n_shared_experts": 2, "n_routed_experts": 64, "moe_intermediate_size": 1407}
+        | {"max_position_embeddings": 2048, "first_k_dense_replace": 0, "routed_scaling_factor": 1.0}
+        | {"topk_method": "greedy", "scoring_func": "softmax"},
+        moe="deepseek",
+        layout="interleaved",
+        latent=True,
+    ),
+    "deepseek_v3": HfRow(
+        families.LLAMA,
+        hf_names.DEEPSEEK,
+        defaults=_DEEPSEEK
+        | {"n_shared_experts": 1, "n_routed_experts": 256, "moe_intermediate_size": 2048}
+        | {"max_position_embeddings": 4096, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5}
+        | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_group": 8, "topk_group": 4}
+        | {"num_experts_per_tok": 8, "norm_topk_prob": True},
+        moe="deepseek",
+        layout="interleaved",
+        latent=True,
     ),
     "gpt2": HfRow(
         families.GPT2,

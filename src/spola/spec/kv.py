@@ -27,8 +27,12 @@ def kv_groups(spec: DecoderSpec, k_dtype: str = "f16", v_dtype: str = "f16") -> 
             case Attention(kv_heads=heads, k_dim=k_dim, v_dim=v_dim, window=window):
                 kind: _Kind = "full" if window is None else "window"
                 key = (heads, k_dim, v_dim, kind, window or 0)
-            case LatentAttention(kv_rank=rank, rope_dim=rope_dim):
-                key = (1, rank + rope_dim, 0, "latent", 0)
+            case LatentAttention() as latent:
+                if k_dtype != v_dtype:
+                    raise ConfigError(
+                        f"latent attention keeps K and V as one: give one KV type, not {k_dtype},{v_dtype}"
+                    )
+                key = (1, latent.absorbed.k_dim, latent.absorbed.v_dim, "latent", 0)
             case other:
                 raise ModelError(f"layer {index}: {type(other).__name__} has no KV cache layout")
         members.setdefault(key, []).append(index)

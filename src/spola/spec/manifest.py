@@ -16,6 +16,7 @@ from spola.spec.decoder import (
     Attention,
     DecoderSpec,
     DenseMlp,
+    LatentAttention,
     Layer,
     LayerNorm,
     LearnedPositions,
@@ -32,6 +33,7 @@ Role = Literal[
     "positions",
     "norm",
     "linear",
+    "heads",
     "experts",
     "router",
     "bias",
@@ -49,6 +51,11 @@ _Q: _Names = ("attention.q", "attn_q", ("self_attn.q_proj",))
 _K: _Names = ("attention.k", "attn_k", ("self_attn.k_proj",))
 _V: _Names = ("attention.v", "attn_v", ("self_attn.v_proj",))
 _O: _Names = ("attention.o", "attn_output", ("self_attn.o_proj", "self_attn.out_proj", "self_attn.dense"))
+_Q_A: _Names = ("attention.q_a", "attn_q_a", ("self_attn.q_a_proj",))
+_Q_A_NORM: _Names = ("attention.q_a_norm", "attn_q_a_norm", ("self_attn.q_a_layernorm",))
+_Q_B: _Names = ("attention.q_b", "attn_q_b", ("self_attn.q_b_proj",))
+_KV_A: _Names = ("attention.kv_a", "attn_kv_a_mqa", ("self_attn.kv_a_proj_with_mqa",))
+_KV_A_NORM: _Names = ("attention.kv_a_norm", "attn_kv_a_norm", ("self_attn.kv_a_layernorm",))
 _Q_NORM: _Names = ("attention.q_norm", "attn_q_norm", ("self_attn.q_norm", "self_attn.q_layernorm"))
 _K_NORM: _Names = ("attention.k_norm", "attn_k_norm", ("self_attn.k_norm", "self_attn.k_layernorm"))
 _GATE: _Names = ("mlp.gate", "ffn_gate", ("mlp.gate_proj",))
@@ -61,8 +68,9 @@ class TensorInfo:
     """One row of a manifest.
 
     ``name`` is canonical. ``gguf`` and ``hf`` are the usual names in files. ``shape`` is (rows, columns),
-    (n,) or, of a stack of experts, (experts, rows, columns), innermost last. ``shard`` is the axis that
-    tensor parallelism splits, None for a replicated tensor. ``required`` False: the file may leave it out.
+    (n,) or, of a stack of experts or heads, (experts, rows, columns), innermost last. ``shard`` is the axis
+    that tensor parallelism splits, None for a replicated tensor. ``required`` False: the file may leave it
+    out.
     """
 
     name: str
@@ -163,8 +171,8 @@ def _layer(layer: Layer, index: int, hidden: int) -> Iterator[TensorInfo]:
     match layer.attention:
         case Attention() as attention:
             yield from _attention(attention, canon, gguf, hf, hidden)
-        case other:
-            raise ModelError(f"layer {index}: {type(other).__name__} is not supported yet")
+        case LatentAttention() as latent:
+            yield from _latent(latent, canon, gguf, hf, hidden)
     yield from norm("post_attention")
     yield from norm("pre_mlp")
     match layer.mlp:
@@ -207,6 +215,25 @@ def _attention(a: Attention, canon: str, gguf: str, hf: str, hidden: int) -> Ite
     yield from _linear(_O, prefix, (hidden, a.heads * a.v_dim), "columns", a.out_bias)
 
 
+def _latent(a: LatentAttention, canon: str, gguf: str, hf: str, hidden: int) -> Iterator[TensorInfo]:
+    """Projections into the latents, and per head ``k_b`` (from q to the latent) and ``v_b`` (back from it).
+
+    ``k_b`` of a head is K_h transposed. Folders hold both in one matrix, which ``spec.sources`` takes apart.
+    """
+    prefix = (canon, gguf, hf)
+    if a.q_rank is None:
+        yield from _linear(_Q, prefix, (a.heads * a.q_dim, hidden), "rows", False)
+    else:
+        yield from _linear(_Q_A, prefix, (a.q_rank, hidden), "rows", False)
+        yield from _norm(_Q_A_NORM, canon, gguf, hf, a.norm, a.q_rank)
+        yield from _linear(_Q_B, prefix, (a.heads * a.q_dim, a.q_rank), "rows", False)
+    yield from _linear(_KV_A, prefix, (a.kv_rank + a.rope_dim, hidden), "rows", False)
+    yield from _norm(_KV_A_NORM, canon, gguf, hf, a.norm, a.kv_rank)
+    for name, shape in (("k_b", (a.heads, a.kv_rank, a.nope_dim)), ("v_b", (a.heads, a.v_dim, a.kv_rank))):
+        yield TensorInfo(f"{canon}attention.{name}.weight", f"{gguf}attn_{name}.weight", (), shape, "heads")
+    yield from _linear(_O, prefix, (hidden, a.heads * a.v_dim), "columns", False)
+
+
 def _mlp(m: DenseMlp, prefix: tuple[str, str, str], hidden: int) -> Iterator[TensorInfo]:
     if m.gated:
         yield from _linear(_GATE, prefix, (m.ff, hidden), "rows", m.bias)
@@ -218,10 +245,8 @@ def _moe(m: MoeMlp, index: int, prefix: tuple[str, str, str], hidden: int) -> It
     """Router, the stacks of experts, and the shared expert with its gate."""
     canon, gguf, hf = prefix
     e = m.expert
-    if m.router.selection_bias or not e.gated:
-        raise ModelError(
-            f"layer {index}: experts without gates or with a selection bias are not supported yet"
-        )
+    if not e.gated:
+        raise ModelError(f"layer {index}: experts without gates are not supported yet")
 
     def info(
         name: str, file: str, hf_name: str, shape: tuple[int, ...], role: Role, kind: str = "weight"
@@ -232,6 +257,13 @@ def _moe(m: MoeMlp, index: int, prefix: tuple[str, str, str], hidden: int) -> It
     yield info("router", "ffn_gate_inp", "gate", (m.experts, hidden), "router")
     if m.router.bias:
         yield info("router", "ffn_gate_inp", "gate", (m.experts,), "bias", "bias")
+    if m.router.selection_bias:
+        names = (
+            f"{canon}mlp.selection.bias",
+            f"{gguf}exp_probs_b.bias",
+            (f"{hf}mlp.gate.e_score_correction_bias",),
+        )
+        yield TensorInfo(*names, (m.experts,), "bias")
     up, down = (m.experts, e.ff, hidden), (m.experts, hidden, e.ff)
     for name, file, shape in (("gate", "ffn_gate", up), ("up", "ffn_up", up), ("down", "ffn_down", down)):
         hf_name = f"experts.{{e}}.{name}_proj"

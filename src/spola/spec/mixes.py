@@ -16,7 +16,7 @@ from spola.spec.manifest import TensorInfo, manifest
 __all__ = ["MIXES", "mix_types"]
 
 MIXES = ("Q4_K_M", "Q8_0")
-_MATRICES = ("embedding", "linear", "experts", "head")
+_MATRICES = ("embedding", "linear", "heads", "experts", "head")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 # For rows that are no whole blocks of 256.
 _SMALLER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 __all__ = ["why_refused"]
 
-_LATENT = "it has latent attention, which no backend computes yet"
+_LATENT = "its latent attention is of a kind that no backend computes yet"
 _RECURRENT = "it has recurrent layers, which no backend computes"
 _HYBRID = "it mixes attention with recurrent layers, which no backend computes"
 _ENCODER = "it has an encoder, or is one; only decoders are run"
 
 # ``model_type`` of config.json and ``general.architecture`` of GGUF.
 _WHY = {
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek2", "kimi_k2"), _LATENT),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "kimi_k2", "mistral4"), _LATENT),
     **dict.fromkeys(("minicpm3", "glm4_moe_lite", "longcat_flash"), _LATENT),
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "xlstm"), _RECURRENT),
     **dict.fromkeys(("rwkv", "rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), _RECURRENT),

@@ -12,7 +12,7 @@ from math import prod
 from typing import Literal
 
 from spola.core.errors import ModelError
-from spola.spec.decoder import DecoderSpec
+from spola.spec.decoder import DecoderSpec, LatentAttention
 from spola.spec.manifest import TensorInfo, manifest
 
 __all__ = ["Merged", "Names", "Piece", "Source", "TensorTable", "resolve", "unused"]
@@ -27,7 +27,8 @@ class Piece:
     starts ``stride`` rows apart.
 
     A row is all of the innermost dimension; of a one-dimensional tensor it is one element. ``transposed``:
-    the file holds [columns, rows], and rows are counted along its last axis.
+    the file holds [columns, rows], and rows are counted along its last axis; their first value lies in row
+    ``below`` of the file's.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Piece:
     stride: int
     runs: int = 1
     transposed: bool = False
+    below: int = 0
 
 
 # The pieces, one below the other, are the tensor.
@@ -61,7 +63,8 @@ class Names:
 
     ``direct``: the names that hold a tensor as it is, best first. ``experts``: the name of one expert's part
     of a stack, with ``{e}`` for its number, or None. ``merged`` are looked at when a part is missing.
-    ``transposed``: whether matrices of that canonical name are stored [in, out].
+    ``transposed``: whether matrices of that canonical name are stored [in, out]. ``latent``: what a layer
+    calls the matrix that holds the heads' keys and values of a latent, if it holds them in one.
     """
 
     direct: Callable[[TensorInfo], Sequence[str]]
@@ -69,6 +72,7 @@ class Names:
     layer: str = ""  # the prefix of a layer in the file, with {i}
     experts: Callable[[TensorInfo], str | None] = lambda info: None
     transposed: Callable[[TensorInfo], bool] = lambda info: False
+    latent: str = ""
 
 
 def resolve(spec: DecoderSpec, names: Names, tensors: TensorTable) -> dict[str, Source]:
@@ -77,15 +81,15 @@ def resolve(spec: DecoderSpec, names: Names, tensors: TensorTable) -> dict[str, 
     Raises ModelError naming the first tensor of the file that is missing or has another shape.
     """
     infos = {info.name: info for info in manifest(spec)}
-    kv_heads = {f"layers.{i}.": layer.attention for i, layer in enumerate(spec.layers)}
+    attention = {f"layers.{i}.": layer.attention for i, layer in enumerate(spec.layers)}
     out: dict[str, Source] = {}
     for info in infos.values():
-        source = _merged(info, infos, names, tensors, kv_heads) or _direct(info, names, tensors)
-        source = source or _stack(info, names, tensors)
+        source = _merged(info, infos, names, tensors, attention) or _direct(info, names, tensors)
+        source = source or _stack(info, names, tensors) or _heads(info, names, tensors, attention)
         if source is not None:
             out[info.name] = source
         elif info.required:
-            wanted = names.direct(info)[0]
+            wanted = (*names.direct(info), info.name)[0]
             raise ModelError(f"tensor {wanted} is missing; the file is incomplete or of another kind")
     return out
 
@@ -126,6 +130,25 @@ def _stack(info: TensorInfo, names: Names, tensors: TensorTable) -> Source | Non
         _check(name, tensors, info.shape[1:])
         pieces.append(Piece(name, 0, info.shape[1], info.shape[1]))
     return tuple(pieces)
+
+
+def _heads(
+    info: TensorInfo, names: Names, tensors: TensorTable, attention: Mapping[str, object]
+) -> Source | None:
+    """``k_b`` or ``v_b`` out of one matrix, which has for each head K_h and then V_h."""
+    if info.role != "heads" or not names.latent:
+        return None
+    _, i, _, part, kind = info.name.split(".")
+    a = attention[f"layers.{i}."]
+    assert isinstance(a, LatentAttention)
+    name, both = f"{names.layer.replace('{i}', i)}{names.latent}.{kind}", a.nope_dim + a.v_dim
+    if name not in tensors:
+        raise ModelError(f"tensor {name} is missing; the file is incomplete or of another kind")
+    _check(name, tensors, (a.heads * both, a.kv_rank))
+    if part == "v_b":
+        return (Piece(name, a.nope_dim, a.v_dim, both, a.heads),)
+    rank = a.kv_rank
+    return tuple(Piece(name, 0, rank, rank, transposed=True, below=h * both) for h in range(a.heads))
 
 
 def _merged(

@@ -15,6 +15,7 @@ from spola.spec.decoder import (
     Attention,
     DecoderSpec,
     DenseMlp,
+    LatentAttention,
     LayerNorm,
     LinearScaling,
     Llama3Scaling,
@@ -26,8 +27,10 @@ from spola.spec.decoder import (
     RmsNorm,
     Rope,
     YarnScaling,
+    absorbed,
 )
 from spola.spec.from_gguf import from_gguf
+from spola.spec.gguf_latent import latent_keys
 from spola.spec.gguf_rope import ROPE_FREQS, ROPE_LONG, ROPE_SHORT
 from spola.spec.gguf_rows import ROWS, GgufRow
 from spola.spec.rope import inverse_frequencies
@@ -39,17 +42,16 @@ __all__ = ["as_gguf_spec", "check_read_back", "difference", "gguf_keys", "rope_d
 def gguf_keys(spec: DecoderSpec, arch: str) -> dict[str, Any]:
     """``{arch}.*`` and ``general.architecture`` for ``spec``, as the ecosystem's writers name them."""
     row = ROWS[arch]
-    first = spec.layers[0].attention
-    assert isinstance(first, Attention)
+    inner = [absorbed(layer.attention) for layer in spec.layers]
     keys: dict[str, Any] = {
         "context_length": spec.context,
         "embedding_length": spec.hidden,
         "block_count": len(spec.layers),
         "feed_forward_length": _dense_width(spec),
-        "attention.head_count": _one([_attention(layer).heads for layer in spec.layers]),
-        "attention.head_count_kv": _one([_attention(layer).kv_heads for layer in spec.layers]),
-        "attention.key_length": first.k_dim,
-        "attention.value_length": first.v_dim,
+        "attention.head_count": _one([a.heads for a in inner]),
+        "attention.head_count_kv": _one([a.kv_heads for a in inner]),
+        "attention.key_length": inner[0].k_dim,
+        "attention.value_length": inner[0].v_dim,
         "vocab_size": spec.vocab,
     }
     norm = spec.final_norm
@@ -57,6 +59,8 @@ def gguf_keys(spec: DecoderSpec, arch: str) -> dict[str, Any]:
         kind = "layer_norm" if isinstance(norm, LayerNorm) else "layer_norm_rms"
         keys[f"attention.{kind}_epsilon"] = norm.eps
     keys |= _rope_keys(spec, row) | _window_keys(spec, row) | _scale_keys(spec, row) | _expert_keys(spec)
+    if row.latent:
+        keys |= latent_keys(spec)
     if row.placing in ("neox", "stablelm"):
         keys["use_parallel_residual"] = spec.layers[0].residual == "parallel"
     return {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in keys.items()}
@@ -65,7 +69,7 @@ def gguf_keys(spec: DecoderSpec, arch: str) -> dict[str, Any]:
 def rope_divisors(spec: DecoderSpec) -> dict[str, list[float]]:
     """The tensors of rope divisors that a GGUF file of ``spec`` has, by name."""
     for layer in spec.layers:
-        match _attention(layer).positions:
+        match layer.attention.positions:
             case Rope(scaling=Llama3Scaling()) as rope:
                 plain, _ = inverse_frequencies(replace(rope, scaling=NoScaling()), spec.context)
                 scaled, _ = inverse_frequencies(rope, spec.context)
@@ -95,8 +99,10 @@ def as_gguf_spec(spec: DecoderSpec, arch: str) -> DecoderSpec:
 
     layers = []
     for layer in spec.layers:
-        a = _attention(layer)
-        attention = replace(a, positions=rope(a.positions), q_norm=norm(a.q_norm), k_norm=norm(a.k_norm))
+        a = layer.attention
+        attention: Attention | LatentAttention = a
+        if isinstance(a, Attention):
+            attention = replace(a, positions=rope(a.positions), q_norm=norm(a.q_norm), k_norm=norm(a.k_norm))
         layers.append(
             replace(
                 layer,
@@ -139,12 +145,6 @@ def difference(wanted: Any, found: Any, where: str = "") -> str:
     return "" if same else f"{where} {wanted!r}, which would be read as {found!r}"
 
 
-def _attention(layer: Any) -> Attention:
-    if not isinstance(layer.attention, Attention):
-        raise ModelError(f"{type(layer.attention).__name__} cannot be written to GGUF yet")
-    return layer.attention
-
-
 def _one(values: list[int]) -> int | list[int]:
     return values[0] if len(set(values)) == 1 else values
 
@@ -158,7 +158,7 @@ def _dense_width(spec: DecoderSpec) -> int | list[int]:
 
 def _rope_keys(spec: DecoderSpec, row: GgufRow) -> dict[str, Any]:
     """Of a layer that sees everything where there is one: layers with a window have their own rule."""
-    ropes = [(_attention(layer).window, _attention(layer).positions) for layer in spec.layers]
+    ropes = [(absorbed(layer.attention).window, layer.attention.positions) for layer in spec.layers]
     chosen = [p for w, p in ropes if w is None and isinstance(p, Rope)]
     chosen = chosen or [p for _, p in ropes if isinstance(p, Rope)]
     if not chosen:
@@ -187,7 +187,7 @@ def _rope_keys(spec: DecoderSpec, row: GgufRow) -> dict[str, Any]:
 
 
 def _window_keys(spec: DecoderSpec, row: GgufRow) -> dict[str, Any]:
-    windows = [_attention(layer).window for layer in spec.layers]
+    windows = [absorbed(layer.attention).window for layer in spec.layers]
     window = next((w for w in windows if w is not None), None)
     if window is None:
         return {"attention.sliding_window": 0} if row.window_default else {}
@@ -200,7 +200,7 @@ def _window_keys(spec: DecoderSpec, row: GgufRow) -> dict[str, Any]:
 
 
 def _scale_keys(spec: DecoderSpec, row: GgufRow) -> dict[str, Any]:
-    first = _attention(spec.layers[0])
+    first = absorbed(spec.layers[0].attention)
     values = {
         "attention.scale": first.scale,
         "embedding_scale": spec.embedding_scale,

@@ -20,7 +20,7 @@ __all__ = ["FLOATS", "WEIGHT_TYPES", "fallback_notes", "planned_types", "target_
 # What a person writes -> DType name.
 WEIGHT_TYPES = {name.lower(): name for name in ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")}
 FLOATS = ("F32", "F16", "BF16")
-_QUANTIZED: tuple[Role, ...] = ("embedding", "linear", "experts", "head")
+_QUANTIZED: tuple[Role, ...] = ("embedding", "linear", "heads", "experts", "head")
 _SMALLER_BLOCK = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
 
 

@@ -13,17 +13,18 @@ from typing import Any, cast
 from spola import _native
 from spola.backends.native.lower import Tensors, lower
 from spola.core.dtype import BY_NAME
-from spola.core.runner import KvGroup, RunnerConfig
+from spola.core.runner import BLOCK_TOKENS, SEGMENT_TOKENS, KvGroup, RunnerConfig, kv_row_bytes
 from spola.spec.decoder import DecoderSpec
 from spola.spec.manifest import TensorInfo, manifest
 
 __all__ = ["MATRIX_ROLES", "footprint", "packed_matrix_bytes"]
 
-MATRIX_ROLES = ("embedding", "positions", "linear", "router", "head", "experts")
+MATRIX_ROLES = ("embedding", "positions", "linear", "router", "head", "experts", "heads")
 
 _LINE = 64  # bytes: kCacheLine
 _TILE_ROWS, _QUERY_ROWS, _HEAD_ROWS, _OWN_ROWS, _SPARE_RECORDS = 16, 32, 64, 2, 1024
-_RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH, _DELTA, _LOGITS, _EXPERT, _BUFFERS = 0, 1, 2, 3, 4, 5, 6, 8, 9
+_RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH, _DELTA, _LOGITS, _EXPERT, _BUFFERS = 0, 1, 2, 3, 4, 5, 6, 8, 10
+_SEGMENT_BLOCKS = SEGMENT_TOKENS // BLOCK_TOKENS
 
 
 def footprint(spec: DecoderSpec, dtypes: Mapping[str, str], config: RunnerConfig) -> dict[str, int]:
@@ -62,6 +63,7 @@ class _Sizes:
         self._widest = spec.hidden  # of activations
         self._record = self._scratch = 0
         self._slots = 1
+        self._heads = self._head_width = 0
 
     def take(self, dtypes: Mapping[str, str]) -> Tensors:
         """Allocate every tensor that ``dtypes`` names."""
@@ -77,7 +79,7 @@ class _Sizes:
             elif info.role == "expert_bias":
                 vectors[info.name] = self._each(info.shape[0], 4 * info.shape[1])
             elif info.role in MATRIX_ROLES:
-                experts = info.shape[0] if info.role == "experts" else 1
+                experts = info.shape[0] if info.role in ("experts", "heads") else 1
                 size = packed_matrix_bytes(info, dtype, self.config.precise)
                 matrices[info.name] = self._each(experts, size // experts)
             else:
@@ -124,8 +126,35 @@ class _Sizes:
     def linear(self, parts: Sequence[Any], output: int, width: int, *rest: Any) -> None:
         self._widen(output, width)
 
-    def route(self, experts: int, used: int, *rest: Any) -> None:
+    def route(
+        self,
+        experts: int,
+        used: int,
+        width: int,
+        normalise: bool,
+        scale: float,
+        sigmoid: bool,
+        bias: int,
+        groups: int,
+        groups_used: int,
+    ) -> None:
         self._slots = max(self._slots, used)
+        self._scratch = max(self._scratch, 2 * (experts + groups))
+
+    def prepare_part(self, *, width: int, heads: int, **rest: Any) -> None:
+        if not heads:
+            self._widest = max(self._widest, width)
+        self._heads = max(self._heads, heads)
+        self._head_width = max(self._head_width, width if heads else 0)
+
+    def heads(self, *, output: int, width: int, **rest: Any) -> None:
+        self._widen(output, width)
+
+    def latent(self, *, group: int, heads: int, **rest: Any) -> None:
+        kv = self.config.kv_groups[group]
+        self.attention(group=group, heads=heads)
+        values = _SEGMENT_BLOCKS * kv_row_bytes(kv.k_dtype, kv.v_dim) * BLOCK_TOKENS // 4
+        self._scratch = max(self._scratch, _QUERY_ROWS * heads * (kv.v_dim + 2) + values, 2 * kv.k_dim)
 
     def experts(self, *, output: int, width: int, **rest: Any) -> None:
         self._widen(output, width)
@@ -165,22 +194,29 @@ class _Sizes:
         take((rows + _SPARE_RECORDS) * self._record, 4)
         scratch = max(self._scratch, self._widths[_QKV], self.spec.hidden)
         take(_up(scratch, _LINE) * self.config.threads, 4)
-        _activations(rows * self._slots, self._widest, take)
+        _activations((rows * self._slots, self._widest), (rows * self._heads, self._head_width), take)
         for _ in range(self.config.threads):
-            _activations(_OWN_ROWS, self._widest, take)
+            _activations((_OWN_ROWS, self._widest), (0, 0), take)
             take(_OWN_ROWS * self._widths[_ATTENTION], 4)
         return total
 
 
-def _activations(rows: int, width: int, take: Callable[[int, int], None]) -> None:
-    """Activations in every format: int8 with a scale, a sum and half sums, int16 with a scale, f32."""
-    take(rows * width, 1)
-    take(rows * -(-width // 32), 4)
-    take(rows * -(-width // 32), 4)
-    take(rows * -(-width // 16), 2)
-    take(rows * width, 2)
-    take(rows, 4)
-    take(rows * width, 4)
+def _activations(a: tuple[int, int], b: tuple[int, int], take: Callable[[int, int], None]) -> None:
+    """Activations in every format: int8 with a scale, a sum and half sums, int16 with a scale, f32.
+
+    Of so many rows of such a width, in whichever of the two ways takes more.
+    """
+
+    def most(per: int) -> int:
+        return max(rows * -(-width // per) for rows, width in (a, b))
+
+    take(most(1), 1)
+    take(most(32), 4)
+    take(most(32), 4)
+    take(most(16), 2)
+    take(most(1), 2)
+    take(max(a[0], b[0]), 4)
+    take(most(1), 4)
 
 
 def _up(value: int, multiple: int) -> int:

@@ -18,6 +18,7 @@ from spola.spec.decoder import (
     Attention,
     DecoderSpec,
     DenseMlp,
+    LatentAttention,
     Layer,
     LayerNorm,
     LearnedPositions,
@@ -26,7 +27,6 @@ from spola.spec.decoder import (
     Norm,
     RmsNorm,
     Rope,
-    Router,
 )
 from spola.spec.manifest import manifest
 from spola.spec.rope import factors_tensor, inverse_frequencies
@@ -35,6 +35,7 @@ __all__ = ["Tensors", "check", "lower", "norm_offsets"]
 
 # program.h: Buffer, NormKind, Epilogue, Rows, kNoId
 _RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH, _ROUTER, _EXPERT = 0, 1, 2, 3, 4, 7, 8
+_LATENT = 9
 _NO_NORM, _RMS, _LAYER = 0, 1, 2
 _STORE, _ADD = 0, 1
 _ACTIVATIONS = {"silu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5, "gelu": 6, "silu_1702": 7}
@@ -69,26 +70,18 @@ def _missing(layer: Layer) -> str | None:
     match layer.attention:
         case Attention(positions=Rope() | NoPositions()):
             pass
-        case Attention(positions=positions):
+        case LatentAttention(positions=Rope() | NoPositions(), norm=RmsNorm()):
+            if layer.residual == "parallel":
+                return "latent attention beside its MLP"
+        case Attention(positions=positions) | LatentAttention(positions=positions):
             return type(positions).__name__
-        case other:
-            return type(other).__name__
     match layer.mlp:
         case DenseMlp(gated=False, clamp=float()):
             return "a clamped activation without a gate"
         case DenseMlp():
             return None
-        case MoeMlp() as moe:
-            return _missing_experts(moe, layer)
-
-
-def _missing_experts(moe: MoeMlp, layer: Layer) -> str | None:
-    match moe:
-        case MoeMlp(router=Router(scoring="softmax", selection_bias=False, groups=1)):
-            pass
-        case MoeMlp(router=router):
-            return f"routing by {router.scoring}, or with a selection bias or groups"
-    return "experts beside attention" if layer.residual == "parallel" else None
+        case MoeMlp():
+            return "experts beside attention" if layer.residual == "parallel" else None
 
 
 def norm_offsets(spec: DecoderSpec) -> dict[str, float]:
@@ -99,7 +92,10 @@ def norm_offsets(spec: DecoderSpec) -> dict[str, float]:
         norms[f"layers.{index}.post_attention_norm"] = layer.post_attention_norm
         norms[f"layers.{index}.pre_mlp_norm"] = layer.pre_mlp_norm
         norms[f"layers.{index}.post_mlp_norm"] = layer.post_mlp_norm
-        if isinstance(layer.attention, Attention):
+        if isinstance(layer.attention, LatentAttention):
+            norms[f"layers.{index}.attention.q_a_norm"] = layer.attention.norm
+            norms[f"layers.{index}.attention.kv_a_norm"] = layer.attention.norm
+        else:
             norms[f"layers.{index}.attention.q_norm"] = layer.attention.q_norm
             norms[f"layers.{index}.attention.k_norm"] = layer.attention.k_norm
     return {
@@ -205,7 +201,9 @@ class _Program:
 
     def attention(self, layer: Layer, index: int) -> None:
         a = layer.attention
-        assert isinstance(a, Attention)
+        if isinstance(a, LatentAttention):
+            self._latent(a, layer, index)
+            return
         group, position = _kv_position(self.config.kv_groups, a, index)
         prefix, hidden = f"layers.{index}.", self.spec.hidden
         rows = {
@@ -242,6 +240,59 @@ class _Program:
                 f"{prefix}post_attention_norm",
             )
 
+    def _latent(self, a: LatentAttention, layer: Layer, index: int) -> None:
+        """Queries into the latent space by head, attention there, and its results back by head."""
+        inner = a.absorbed
+        group, position = _kv_position(self.config.kv_groups, inner, index, latent=True)
+        prefix, hidden = f"layers.{index}.", self.spec.hidden
+        name = f"{prefix}attention."
+        matrices, first = self.tensors.matrices, "q" if a.q_rank is None else "q_a"
+        queries = a.heads * a.q_dim
+        column = queries if a.q_rank is None else a.q_rank
+        width = column + inner.k_dim
+        low = self._parts(name, {first: column, "kv_a": inner.k_dim}, False)
+        self._prepare(layer.pre_attention_norm, f"{prefix}pre_attention_norm", low)
+        self._product(low, _LATENT, width, _STORE, 1.0)
+        q, stride = _LATENT, width
+        if a.q_rank is not None:
+            q, stride = _ATTENTION, queries
+            up = self._parts(name, {"q_b": queries}, False)
+            norm = self.norm(a.norm, f"{name}q_a_norm", a.q_rank)
+            self._prepare_part(_LATENT, width, a.q_rank, norm, up[0][0], 0, 0)
+            self._product(up, q, queries, _STORE, 1.0)
+        none = self.norm(None, "", 0)
+        k_b, v_b = matrices[f"{name}k_b.weight"], matrices[f"{name}v_b.weight"]
+        self._prepare_part(q, stride, a.nope_dim, none, k_b, a.heads, a.q_dim)
+        self.decoder.heads(
+            count=a.heads, matrix=k_b, output=_QKV, width=a.heads * inner.k_dim, step=inner.k_dim
+        )
+        self.decoder.latent(
+            group=group,
+            layer=position,
+            heads=a.heads,
+            scale=a.scale,
+            rope=self._rope(a.positions) if isinstance(a.positions, Rope) else _NONE,
+            norm=self.norm(a.norm, f"{name}kv_a_norm", a.kv_rank),
+            q=q,
+            q_dim=a.q_dim,
+            q_stride=stride,
+            kv_column=column,
+            kv_stride=width,
+        )
+        self._prepare_part(_ATTENTION, a.heads * a.kv_rank, a.kv_rank, none, v_b, a.heads, a.kv_rank)
+        self.decoder.heads(count=a.heads, matrix=v_b, output=_QKV, width=a.heads * a.v_dim, step=a.v_dim)
+        out = self._parts(name, {"o": hidden}, False)
+        post = f"{prefix}post_attention_norm"
+        self._close(_QKV, a.heads * a.v_dim, out, layer, layer.post_attention_norm, post)
+
+    def _prepare_part(
+        self, source: int, stride: int, width: int, norm: _NormRecord, matrix: int, heads: int, step: int
+    ) -> None:
+        """For ``matrix``: of each row of ``source`` the first ``width`` columns, or those of each head."""
+        self.decoder.prepare_part(
+            input=source, stride=stride, width=width, norm=norm, consumers=[matrix], heads=heads, step=step
+        )
+
     def mlp(self, layer: Layer, index: int) -> None:
         m = layer.mlp
         prefix, hidden = f"layers.{index}.", self.spec.hidden
@@ -273,7 +324,12 @@ class _Program:
         width = m.experts + m.shared_gate
         self._prepare(layer.pre_mlp_norm, name, router)
         self.decoder.linear(router, _ROUTER, width, _STORE, 1.0)
-        self.decoder.route(m.experts, m.used, width, m.router.normalise, m.router.scale)
+        r = m.router
+        selection = self.tensors.vectors[f"{mlp}selection.bias"] if r.selection_bias else _NONE
+        sigmoid = r.scoring == "sigmoid"
+        self.decoder.route(
+            m.experts, m.used, width, r.normalise, r.scale, sigmoid, selection, r.groups, r.groups_used
+        )
         gate, up, down = (matrices[f"{mlp}experts.{part}.weight"] for part in ("gate", "up", "down"))
         pre = self.norm(layer.pre_mlp_norm, name, hidden)
         inner = [base + e for base in (gate, up) for e in range(m.experts)]
@@ -357,13 +413,16 @@ class _Program:
         self.decoder.linear(parts, output, width, epilogue, scale, clamp, up_offset, rank)
 
 
-def _kv_position(groups: tuple[KvGroup, ...], a: Attention, index: int) -> tuple[int, int]:
+def _kv_position(
+    groups: tuple[KvGroup, ...], a: Attention, index: int, *, latent: bool = False
+) -> tuple[int, int]:
     """The KV group of a layer and the layer's place in it."""
     for g, group in enumerate(groups):
         if index not in group.layers:
             continue
         held = (group.kind, group.heads, group.k_dim, group.v_dim, group.window)
-        wanted = ("window" if a.window else "full", a.kv_heads, a.k_dim, a.v_dim, a.window or 0)
+        kind = "latent" if latent else "window" if a.window else "full"
+        wanted = (kind, a.kv_heads, a.k_dim, a.v_dim, a.window or 0)
         if held != wanted:
             raise ModelError(f"layer {index}: its KV group holds {held}, the layer needs {wanted}")
         return g, group.layers.index(index)

@@ -259,8 +259,6 @@ def _as_model_error() -> Iterator[None]:
 
 
 def _check_group(group: KvGroup) -> None:
-    if group.kind == "latent":
-        raise ModelError("the native backend does not have latent KV groups yet")
     for dtype in (group.k_dtype, group.v_dtype):
         if dtype not in _KV_TYPES:
             raise ConfigError(f"KV type {dtype!r}: use one of {', '.join(_KV_TYPES)}")
@@ -308,6 +306,7 @@ def _add_group(decoder: _native.Decoder, group: KvGroup, blocks: int) -> None:
             window=group.window,
             k_type=_KV_TYPES[group.k_dtype],
             v_type=_KV_TYPES[group.v_dtype],
+            latent=group.kind == "latent",
             blocks=blocks,
         )
     except ValueError as error:
@@ -330,7 +329,7 @@ def _take(spec: DecoderSpec, tensors: Iterable[Tensor], decoder: _native.Decoder
             continue
         _check_shape(tensor, info)
         dtype = BY_NAME[tensor.dtype]
-        if info.role == "experts":
+        if info.role in ("experts", "heads"):
             matrices[tensor.name] = _add_experts(decoder, tensor)
         elif info.role in MATRIX_ROLES:
             rows, columns = tensor.shape

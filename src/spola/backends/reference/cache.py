@@ -32,6 +32,11 @@ class Cached:
     values: F32
     scale: F32 | None
 
+    def first(self, dim: int) -> Cached:
+        """The first ``dim`` dimensions."""
+        scale = None if self.scale is None else self.scale[..., : -(-dim // KV_GROUP)]
+        return Cached(self.values[..., :dim], scale)
+
     def decoded(self) -> F32:
         if self.scale is None:
             return self.values
@@ -80,6 +85,7 @@ class _Part:
             self.scale[layer, block, :, offset] = scale
 
     def read(self, layer: int, blocks: Ints) -> Cached:
+        """f32 values and scales of ``blocks``."""
         scale = None if self.scale is None else narrow(self.scale[layer, blocks])
         return Cached(narrow(self.values[layer, blocks]), scale)
 
@@ -89,34 +95,43 @@ class KvCache:
 
     def __init__(self, groups: Sequence[KvGroup], blocks: Sequence[int]) -> None:
         self.place: dict[int, tuple[int, int]] = {}  # layer -> group, index within it
-        self._parts: list[tuple[_Part, _Part]] = []
+        self._parts: list[tuple[_Part, _Part | None]] = []  # no V: it is the first dimensions of K
+        self._v_dims: list[int] = []
         need = sum(g.bytes_per_block * n for g, n in zip(groups, blocks, strict=True))
         for index, (group, n) in enumerate(zip(groups, blocks, strict=True)):
             shape = (len(group.layers), n, group.heads, BLOCK_TOKENS)
             try:
                 k = _Part(shape, group.k_dim, group.k_dtype)
-                self._parts.append((k, _Part(shape, group.v_dim, group.v_dtype)))
+                latent = group.kind == "latent"
+                self._parts.append((k, None if latent else _Part(shape, group.v_dim, group.v_dtype)))
             except MemoryError:
                 raise CapacityError(f"no memory for a KV cache of {need} bytes; give fewer blocks") from None
+            self._v_dims.append(group.v_dim)
             self.place |= {layer: (index, i) for i, layer in enumerate(group.layers)}
 
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for group in range(len(self._parts)) for a in self._arrays(group))
 
-    def write(self, layer: int, batch: Batch, k: F32, v: F32) -> None:
-        """Store k [rows, kv heads, k_dim] and v [rows, kv heads, v_dim] at the rows' positions."""
+    def write(self, layer: int, batch: Batch, k: F32, v: F32 | None) -> None:
+        """Store k [rows, kv heads, k_dim] and v [rows, kv heads, v_dim] at the rows' positions.
+
+        ``v`` is None where V is a part of K.
+        """
         group, i = self.place[layer]
         block = batch.tables[group][batch.slice_of, batch.positions // BLOCK_TOKENS]
         offset = batch.positions % BLOCK_TOKENS
         for part, x in zip(self._parts[group], (k, v), strict=True):
-            part.write(i, block, offset, x)
+            if part is not None:
+                assert x is not None
+                part.write(i, block, offset, x)
 
     def read(self, layer: int, blocks: Ints) -> tuple[Cached, Cached]:
         """K and V of ``blocks``."""
         group, i = self.place[layer]
         k, v = self._parts[group]
-        return k.read(i, blocks), v.read(i, blocks)
+        found = k.read(i, blocks)
+        return found, found.first(self._v_dims[group]) if v is None else v.read(i, blocks)
 
     def prepare(self, copies: Iterable[BlockCopy], zero: Iterable[tuple[int, int]]) -> None:
         """Do a step's copies and clearings; all sources are read before anything is written."""
@@ -134,4 +149,4 @@ class KvCache:
             array[:, block] = -1 if array.dtype == np.int8 else np.nan
 
     def _arrays(self, group: int) -> list[Ints]:
-        return [array for part in self._parts[group] for array in part.arrays]
+        return [array for part in self._parts[group] if part is not None for array in part.arrays]

@@ -26,6 +26,7 @@ from spola.spec.decoder import (
     Attention,
     DecoderSpec,
     DenseMlp,
+    LatentAttention,
     Layer,
     LayerNorm,
     LearnedPositions,
@@ -34,7 +35,6 @@ from spola.spec.decoder import (
     Norm,
     RmsNorm,
     Rope,
-    Router,
 )
 from spola.spec.manifest import TensorInfo, manifest
 from spola.spec.rope import factors_tensor, inverse_frequencies
@@ -139,7 +139,7 @@ class Model:
             for expert, part in enumerate(_apart(tensor)):
                 self._vectors[f"{stem.removesuffix('.bias')}.{expert}.bias"] = vector(part)
             return
-        if info.role == "experts":
+        if info.role in ("experts", "heads"):
             for expert, matrix in enumerate(_apart(tensor)):
                 self._matrices[f"{stem}.{expert}"] = self._maths.matrix(matrix)
             return
@@ -152,7 +152,11 @@ class Model:
     ) -> F32:
         name = f"layers.{index}."
         h = self._optional(f"{name}pre_attention_norm", layer.pre_attention_norm, x)
-        y = self._attention(index, layer.attention, h, batch, turns, bad)  # type: ignore[arg-type]
+        match layer.attention:
+            case Attention() as attention:
+                y = self._attention(index, attention, h, batch, turns, bad)
+            case LatentAttention() as latent:
+                y = self._latent(index, latent, h, batch, turns, bad)
         y = self._optional(f"{name}post_attention_norm", layer.post_attention_norm, y)
         after = _add(x, y, layer.residual_scale)
         if layer.residual == "serial":
@@ -188,6 +192,46 @@ class Model:
         out = self._maths.attend(a, q, self._cache, index, batch, sinks)
         return self._linear(f"{name}o", out.reshape(n, -1), a.out_bias, bad)
 
+    def _latent(
+        self,
+        index: int,
+        a: LatentAttention,
+        h: F32,
+        batch: Batch,
+        turns: dict[Rope, tuple[F32, F32]],
+        bad: Bool,
+    ) -> F32:
+        """Attention in the latent space: every head's query goes there, and its result comes back."""
+        name, n = f"layers.{index}.attention.", len(h)
+        if a.q_rank is None:
+            q = self._linear(f"{name}q", h, False, bad)
+        else:
+            low = self._norm(f"{name}q_a_norm", a.norm, self._linear(f"{name}q_a", h, False, bad))
+            q = self._linear(f"{name}q_b", low, False, bad)
+        q = q.reshape(n, a.heads, a.q_dim)
+        kv = self._linear(f"{name}kv_a", h, False, bad)
+        latent = self._norm(f"{name}kv_a_norm", a.norm, kv[:, : a.kv_rank])
+        k_turned, q_turned = kv[:, None, a.kv_rank :], q[..., a.nope_dim :]
+        if isinstance(a.positions, Rope):
+            if a.positions not in turns:
+                turns[a.positions] = self._turns(a.positions, batch.positions)
+            k_turned = self._rotate(a.positions, k_turned, turns[a.positions])
+            q_turned = self._rotate(a.positions, q_turned, turns[a.positions])
+        inner = self._per_head(f"{name}k_b", q[..., : a.nope_dim], bad)
+        self._cache.write(index, batch, np.concatenate([latent[:, None], k_turned], axis=-1), None)
+        query = np.concatenate([inner, q_turned], axis=-1)
+        out = self._maths.attend(a.absorbed, query, self._cache, index, batch, None)
+        values = self._per_head(f"{name}v_b", out, bad)
+        return self._linear(f"{name}o", values.reshape(n, -1), False, bad)
+
+    def _per_head(self, name: str, x: F32, bad: Bool) -> F32:
+        """x [rows, heads, in] through each head's own matrix: [rows, heads, out]."""
+        heads = [
+            self._maths.linear(self._matrices[f"{name}.{i}"], np.ascontiguousarray(x[:, i]), bad)
+            for i in range(x.shape[1])
+        ]
+        return np.stack(heads, axis=1)
+
     def _mlp(self, name: str, m: DenseMlp, h: F32, bad: Bool) -> F32:
         up = self._linear(f"{name}up", h, m.bias, bad)
         if m.gated:
@@ -207,7 +251,8 @@ class Model:
     def _moe(self, name: str, m: MoeMlp, h: F32, bad: Bool) -> F32:
         """The sum over each row's experts, added in the order of their numbers, then the shared expert."""
         scores = self._linear(f"{name}router", h, m.router.bias, bad)
-        weights = self._maths.route(scores, m.used, m.router)
+        bias = self._vectors[f"{name}selection.bias"] if m.router.selection_bias else None
+        weights = self._maths.route(scores, m.used, m.router, bias)
         out = np.zeros_like(h)
         for expert in np.unique(np.nonzero(weights)[1]):
             rows = np.nonzero(weights[:, expert])[0]
@@ -305,18 +350,17 @@ def _check_parts(spec: DecoderSpec, maths: Maths) -> None:
 
     for index, layer in enumerate(spec.layers):
         match layer.attention:
-            case Attention(positions=Rope() | NoPositions()):
+            case (
+                Attention(positions=Rope() | NoPositions())
+                | LatentAttention(positions=Rope() | NoPositions())
+            ):
                 pass
-            case Attention(positions=positions):
+            case Attention(positions=positions) | LatentAttention(positions=positions):
                 refuse(index, f"{type(positions).__name__} positions in attention")
-            case other:
-                refuse(index, type(other).__name__)
         match layer.mlp:
             case DenseMlp(gated=False, clamp=float()):
                 refuse(index, "a clamped activation without a gate")
             case DenseMlp(activation=activation):
                 maths.activation(activation)
-            case MoeMlp(expert=DenseMlp(activation=activation), router=Router(scoring="softmax")):
+            case MoeMlp(expert=DenseMlp(activation=activation)):
                 maths.activation(activation)
-            case MoeMlp(router=router):
-                refuse(index, f"routing by {router.scoring}")

@@ -165,8 +165,8 @@ class QuantizedMaths:
         one = np.float32(1)
         return one / (one + cephes_exp(-x))
 
-    def route(self, scores: F32, used: int, router: Router) -> F32:
-        return route_f32(scores, used, router)
+    def route(self, scores: F32, used: int, router: Router, bias: F32 | None) -> F32:
+        return route_f32(scores, used, router, bias)
 
     def softcap(self, x: F32, cap: float) -> F32:
         return np.float32(cap) * tanh(x / np.float32(cap))
