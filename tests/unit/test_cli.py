@@ -133,6 +133,25 @@ def test_an_argument_that_is_no_utf8(model: str) -> None:
     assert b"surrogate" in done.stderr
 
 
+@pytest.mark.parametrize("module", ["click", "spola.cli.app", "spola.cli.flags"])
+def test_an_interrupt_while_modules_are_imported_is_quiet(module: str) -> None:
+    program = f"""
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["spola", "flags"]
+from spola.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
 def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in spola("run", "-m", "nothing.gguf", "hi", SPOLA_DEBUG="1").stderr
 
