@@ -18,6 +18,12 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.15rem 0.7rem; border-bottom: 1px solid var(--line); text-align: right; }
 th:first-child, td:first-child { text-align: left; }
 figure { margin: 1rem 0; background: #fff; color: #000; border-radius: 6px; padding: 0.5rem; }
+@media (prefers-color-scheme: dark) {
+  figure { background: #1d1d1d; color: #eee; }
+  figure svg > rect:first-of-type { fill: none; }
+  figure svg text { fill: currentColor; }
+  figure svg path[stroke="#ddd"] { stroke: #444; }
+}
 pre { white-space: pre-wrap; font-size: 0.85rem; }
 """
 

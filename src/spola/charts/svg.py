@@ -35,7 +35,7 @@ class Page:
     def __init__(self, title: str, *, width: int = 420, height: int = 250, columns: int = 2) -> None:
         self.title = title
         self.width, self.height, self.columns = width, height, columns
-        self._panels: list[str] = []
+        self._panels: list[tuple[str, float]] = []  # and their heights
 
     def bars(
         self,
@@ -105,15 +105,18 @@ class Page:
             parts.append(_text(x, bottom + 16, short(tick), anchor="middle"))
         parts.append(f'<path d="M{left} {top}V{bottom}h{across.length:.1f}" fill="none" stroke="#999"/>')
         parts.append(_text(left + across.length, bottom + 32, x_name, anchor="end"))
+        labels = _Labels()
         for i, one in enumerate(series):
-            parts += self._series(one, i, across, up, left, bottom)
+            parts += self._series(one, i, across, up, left, bottom, labels)
             if len(series) > 1:
                 parts.append(_rect(left + 100 * i, bottom + 24, 9, 9, colour(i)))
                 parts.append(_text(left + 13 + 100 * i, bottom + 32, one.name))
         self._add(parts)
 
     @staticmethod
-    def _series(one: Series, i: int, across: Axis, up: Axis, left: float, bottom: float) -> list[str]:
+    def _series(
+        one: Series, i: int, across: Axis, up: Axis, left: float, bottom: float, labels: _Labels
+    ) -> list[str]:
         shown = [p for p in one.points if (p[0] > 0 or not across.log) and (p[1] > 0 or not up.log)]
         at = [(left + across.at(p[0]), bottom - up.at(p[1])) for p in shown]
         parts = []
@@ -127,7 +130,7 @@ class Page:
             ]
         for (x, y), point in zip(at, shown, strict=True):
             if len(point) == 3 and point[2]:
-                parts.append(_text(x + 5, y - 5, point[2]))
+                parts.append(labels.put(x, y, point[2]))
         return parts
 
     def stacked(self, title: str, parts: Sequence[tuple[str, float]]) -> None:
@@ -152,27 +155,51 @@ class Page:
             fill = PREFILL if kind == "prefill" else DECODE
             x, y = left + wide * start / end, 46 + (seat - 1) * high
             parts.append(_rect(x, y, max(wide * length / end, 0.2), high * 0.8, fill))
-        low = self.height - 18
+        height = min(float(self.height), 46 + rows * high + 34)
+        low = height - 18
         for i, (name, fill) in enumerate((("prefill", PREFILL), ("decode", DECODE))):
             parts += [_rect(left + 80 * i, low - 9, 10, 10, fill), _text(left + 14 + 80 * i, low, name)]
-        self._add(parts)
+        self._add(parts, height)
 
     def render(self) -> str:
-        rows = -(-len(self._panels) // self.columns)
-        wide, high = self.columns * self.width, rows * self.height + 40
+        lines = [self._panels[i : i + self.columns] for i in range(0, len(self._panels), self.columns)]
+        tops = [40.0]
+        for line in lines:
+            tops.append(tops[-1] + max(height for _, height in line))
+        wide, high = self.columns * self.width, round(tops[-1])
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" '
             f'viewBox="0 0 {wide} {high}" {FONT}>',
             _rect(0, 0, wide, high, "#ffffff"),
             _text(10, 24, self.title, bold=True),
         ]
-        for i, panel in enumerate(self._panels):
-            x, y = i % self.columns * self.width, i // self.columns * self.height + 40
-            parts.append(f'<g transform="translate({x} {y})">{panel}</g>')
+        for line, top in zip(lines, tops, strict=False):
+            for i, (panel, _) in enumerate(line):
+                parts.append(f'<g transform="translate({i * self.width} {top:g})">{panel}</g>')
         return "\n".join([*parts, "</svg>", ""])
 
-    def _add(self, parts: Sequence[str]) -> None:
-        self._panels.append("".join(parts))
+    def _add(self, parts: Sequence[str], height: float | None = None) -> None:
+        self._panels.append(("".join(parts), height or float(self.height)))
+
+
+class _Labels:
+    """Labels of points, each moved up or down until it covers no other; a line joins it to its point."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[float, float, float]] = []  # left, right, baseline
+
+    def put(self, x: float, y: float, text: str) -> str:
+        left, right = x + 5, x + 5 + 6 * len(text)
+        moves = [12.0 * n * sign for n in range(len(self._taken) + 1) for sign in (1, -1)]
+        base = next(y - 5 + move for move in moves if self._free(left, right, y - 5 + move))
+        self._taken.append((left, right, base))
+        label = _text(left, base, text)
+        if abs(base - y + 5) < 1:
+            return label
+        return f'<path d="M{x:.1f} {y:.1f}L{left:.1f} {base - 4:.1f}" stroke="#999"/>{label}'
+
+    def _free(self, left: float, right: float, base: float) -> bool:
+        return all(right < a or b < left or abs(base - at) >= 12 for a, b, at in self._taken)
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False) -> str:

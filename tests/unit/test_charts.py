@@ -1,0 +1,39 @@
+"""Charts: labels of points keep apart, and panels are as high as what is in them."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from spola.charts import Page, Series
+
+
+def placed(svg: str, names: tuple[str, ...]) -> list[tuple[float, float, str]]:
+    found = re.findall(r'<text x="([\d.]+)" y="([\d.-]+)"[^>]*>([^<]+)</text>', svg)
+    return [(float(x), float(y), name) for x, y, name in found if name in names]
+
+
+def test_labels_of_near_points_keep_apart() -> None:
+    names = ("mlp.up", "mlp.down", "attention.o", "far away")
+    page = Page("x")
+    near = [(10.0, 5.0, name) for name in names[:3]]
+    page.plot("p", [Series("a", near, "dots"), Series("b", [(1.0, 1.0, names[3])], "dots")], "x", "y")
+    at = placed(page.render(), names)
+    assert len(at) == 4
+    rows = sorted(y for _, y, name in at if name != "far away")
+    assert all(b - a >= 12 for a, b in pairwise(rows))
+    # Two were moved: each has a line to its point.
+    assert page.render().count('stroke="#999"/><text') >= 2
+
+
+def test_a_timeline_is_as_high_as_its_rows() -> None:
+    def height(seats: int) -> int:
+        page = Page("x", columns=1)
+        page.seats("s", [(seat, 0.0, 1.0, "decode") for seat in range(1, seats + 1)], 1.0)
+        return int(re.search(r'height="(\d+)"', page.render())[1])  # type: ignore[index]
+
+    assert height(1) < height(4) < height(200) == 290
+    page = Page("x")
+    page.bars("one", ["a\nb"], [1.0], "u", colours=[3])
+    page.seats("s", [(1, 0.0, 1.0, "prefill")], 1.0)
+    assert 'height="290"' in page.render()  # the higher of two side by side
