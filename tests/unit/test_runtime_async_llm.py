@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import threading
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from spola import AsyncLLM, SamplingParams
+from spola import LLM, AsyncLLM, SamplingParams
 from spola.core.errors import RequestError, SpolaError
+from spola.core.structured import StructuredOutputsParams
 from spola.runtime.config import Options
+from spola.text.grammar import Grammars
 from support.service import parrot_service, tiny_file
+from support.tiny import Tiny
 
 TEXT = "the cat sat on the mat 歪 😸 and then"
 
@@ -70,6 +75,80 @@ def test_prompts_in_vllms_forms_and_conversations(llm: AsyncLLM) -> None:
         assert last.prompt_token_ids == llm.service.chat_ids(messages)
 
     asyncio.run(main())
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"enum": ["sea"]}},
+            "required": ["at"],
+            "additionalProperties": False,
+        },
+    },
+}
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+async def chat(llm: AsyncLLM, id: str, given: SamplingParams | None = None, **more):
+    return [output async for output in llm.chat(CHAT, given or params(), id, **more)]
+
+
+def test_tools_and_forms_of_a_chat_as_llm_has_them(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        outputs = await chat(llm, "t", tools=[TOOL], tool_choice="required")
+        grown = [o.outputs[0].tool_calls[0].arguments for o in outputs if o.outputs[0].tool_calls]
+        assert all(b.startswith(a) for a, b in pairwise(grown))
+        (call,) = outputs[-1].outputs[0].tool_calls
+        assert (call.name, json.loads(call.arguments)) == ("look", {"at": "sea"})
+        form = {"type": "json_schema", "json_schema": {"schema": {"const": 7}}}
+        last = (await chat(llm, "f", response_format=form))[-1].outputs[0]
+        assert (last.text, last.content, last.finish_reason) == ("7", "7", "stop")
+        last = (await chat(llm, "plain"))[-1].outputs[0]
+        assert (last.content, last.tool_calls) == (TEXT, [])
+        both = params(structured_outputs=StructuredOutputsParams(regex="a"))
+        for bad, said in (
+            ({"tool_choice": "required"}, "needs tools"),
+            ({"response_format": {"type": "xml"}}, "response_format.type"),
+            ({"response_format": form, "given": both}, "not both"),
+            ({"chat_template_kwargs": {"nobody_reads": 1}}, "does not read it"),
+        ):
+            with pytest.raises(RequestError, match=said):
+                await chat(llm, "bad", **bad)
+
+    asyncio.run(main())
+    with LLM.from_service(llm.service) as same:
+        (output,) = same.chat(CHAT, params(), tools=[TOOL], tool_choice="required")
+        assert json.loads(output.outputs[0].tool_calls[0].arguments) == {"at": "sea"}
+
+
+def test_a_form_is_compiled_off_the_loop(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    made = Grammars.compile
+    monkeypatch.setattr(
+        Grammars, "compile", lambda *args: threads.append(threading.get_ident()) or made(*args)
+    )
+    given = params(structured_outputs=StructuredOutputsParams(regex="abc"))
+    (*_, last) = asyncio.run(collect(llm, "hi", given, "r"))
+    assert last.outputs[0].text == "abc"
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def test_tools_have_a_template_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    plain = Tiny.metadata
+    keys = {"tokenizer.chat_template": text, "tokenizer.chat_template.tool_use": text + "{{ tools|length }}"}
+    monkeypatch.setattr(Tiny, "metadata", lambda self: plain(self) | keys)
+    service, _ = parrot_service(tmp_path, TEXT)
+    with LLM.from_service(service) as llm:
+        shown = [
+            llm.get_tokenizer().decode(llm.chat(CHAT, params(max_tokens=2), **more)[0].prompt_token_ids)
+            for more in ({}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "none"})
+        ]
+    assert [prompt.strip() for prompt in shown] == ["hi", "hi1", "hi"]
 
 
 def test_abort_gives_a_last_output(llm: AsyncLLM) -> None:

@@ -9,6 +9,7 @@ import pathlib
 import pytest
 
 from spola.core.errors import ModelError, RequestError
+from spola.load.hf_folder import folder_template
 from spola.text.chat import ChatTemplate, find_template, no_template
 from spola.text.messages import normalise_messages
 from support.vocabularies import metadata, smollm2_file
@@ -67,11 +68,23 @@ def test_where_templates_are_found():
     both = {"tokenizer.chat_template": "a", "tokenizer.chat_template.tool_use": "b"}
     assert find_template(both) == "a"
     assert find_template(both, tools=True) == "b"
-    assert find_template({"tokenizer.chat_template": "a"}, tools=True) == "a"
+    assert find_template({"tokenizer.chat_template": "a"}, tools=True) is None
     assert find_template({}) is None
     with pytest.raises(ModelError, match="must be a string"):
         find_template({"tokenizer.chat_template": 3})
     assert "--chat-template" in str(no_template())
+
+
+def test_named_templates_of_a_folder(tmp_path):
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": named}))
+    assert (folder_template(tmp_path), folder_template(tmp_path, "tool_use")) == ("a", "b")
+    config.write_text(json.dumps({"chat_template": "c"}))
+    assert (folder_template(tmp_path), folder_template(tmp_path, "tool_use")) == ("c", None)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("d")
+    assert (folder_template(tmp_path), folder_template(tmp_path, "tool_use")) == ("c", "d")
 
 
 @pytest.mark.parametrize(

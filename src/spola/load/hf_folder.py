@@ -105,6 +105,7 @@ def _read(where: ModelPath, config: Mapping[str, Any], file: FolderTensors) -> M
         spec=model.spec,
         tokenizer=_tokenizer(folder, config, generation),
         template=folder_template(folder),
+        tool_template=folder_template(folder, "tool_use"),
         defaults=defaults,
         fingerprint=file.fingerprint,
         weights_bytes=weight_bytes(model.spec, source_dtypes(file, model.sources)),
@@ -155,28 +156,33 @@ def _ids(values: Mapping[str, Any], name: str) -> set[int]:
     return set(ids)
 
 
-def folder_template(folder: Path) -> str | None:
-    """The chat template's source: in a file of its own, else in one of two JSON files; None without one."""
-    own = folder / "chat_template.jinja"
+def folder_template(folder: Path, name: str = "default") -> str | None:
+    """The source of the chat template called ``name``; None without one.
+
+    It is in a file of its own, else in one of two JSON files.
+    """
+    own = folder / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
     if own.exists():
         try:
             return _whole(own, _TEMPLATE_LIMIT).decode() or None
         except UnicodeDecodeError as error:
             raise file_error(own, f"is not UTF-8 at byte {error.start}") from None
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        found = _template_in(_optional(folder / name).get("chat_template"), name)
+    for file in ("tokenizer_config.json", "chat_template.json"):
+        found = _template_in(_optional(folder / file).get("chat_template"), file, name)
         if found:
             return found
     return None
 
 
-def _template_in(value: Any, name: str) -> str | None:
-    """A template, or the one called default of a list of named ones."""
+def _template_in(value: Any, name: str, wanted: str) -> str | None:
+    """A template, which is the default, or the one called ``wanted`` of a list of named ones."""
     if isinstance(value, list):
         named = [row for row in value if isinstance(row, Mapping) and isinstance(row.get("name"), str)]
         if len(named) != len(value):
             raise ModelError(f"{name}: chat_template must hold objects with name and template")
-        value = next((row.get("template") for row in named if row["name"] == "default"), None)
+        value = next((row.get("template") for row in named if row["name"] == wanted), None)
+    elif isinstance(value, str) and wanted != "default":
+        return None
     if value is not None and not isinstance(value, str):
         raise ModelError(f"{name}: chat_template must be a string or a list of named ones")
     return value

@@ -61,6 +61,7 @@ def _read(where: ModelPath, file: GgufFile) -> Model:
         spec=spec,
         tokenizer=tokenizer,
         template=template,
+        tool_template=find_template(file.metadata, tools=True),
         defaults=defaults,
         fingerprint=file.fingerprint,
         weights_bytes=weight_bytes(spec, source_dtypes(file, sources)),

@@ -37,6 +37,7 @@ class Model:
     spec: DecoderSpec
     tokenizer: Tokenizer
     template: str | None
+    tool_template: str | None  # for requests with tools, where the model has one of its own for these
     defaults: Mapping[str, Any]
     fingerprint: str
     weights_bytes: int

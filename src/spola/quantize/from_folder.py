@@ -50,6 +50,8 @@ def folder_metadata(
     keys |= gguf_tokenizer(model.tokenizer, tokenizer, sentencepiece, spec.vocab)
     if model.template is not None:
         keys["tokenizer.chat_template"] = model.template
+    if model.tool_template is not None:
+        keys["tokenizer.chat_template.tool_use"] = model.tool_template
     keys |= {f"general.sampling.{_SAMPLING[k]}": v for k, v in model.defaults.items() if k in _SAMPLING}
     return keys, _types(keys), divisors
 

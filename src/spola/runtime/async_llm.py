@@ -6,91 +6,38 @@ The engine runs on its own thread; nothing here blocks the loop but loading and 
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from spola.core.errors import RequestError, SpolaError
 from spola.core.params import SamplingParams
-from spola.engine.drafter import DraftRule
-from spola.runtime.build import build_service
-from spola.runtime.config import Options
 from spola.runtime.desk import Desk
+from spola.runtime.local import LocalModel, Prepared
 from spola.runtime.lora import LoRARequest, adapter_names
 from spola.runtime.outputs import RequestOutput, output_of
 from spola.runtime.prompts import parse_prompt
 from spola.runtime.service import Service
 from spola.runtime.ticket import Ticket
-from spola.text.tokenizer import Tokenizer
+from spola.runtime.turn import Asked
 
 __all__ = ["AsyncLLM"]
 
 
-class AsyncLLM:
+class AsyncLLM(LocalModel):
     """A loaded model. Shut it down, or use it as a context manager.
 
-    Options are those of ``LLM``; ``itl_target_s`` is how soon running requests get their next token while
-    prompts are read, None for as fast as it goes in all. Raises ModelError, ConfigError or CapacityError.
+    The other ``options`` are ``LocalModel``'s, as are the errors.
     """
 
-    def __init__(
-        self,
-        model: str | None = None,
-        *,
-        backend: str = "native",
-        threads: int | None = None,
-        precise: bool = False,
-        weights: str | None = None,
-        lora: Mapping[str, str] | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int = 32,
-        kv_dtype: str = "f16",
-        kv_memory: int | float | None = None,
-        chat_template: str | None = None,
-        speculate: str = "off",
-        draft_rule: DraftRule = "match",
-        enable_prefix_caching: bool = True,
-        itl_target_s: float | None = 0.1,
-    ) -> None:
-        options = Options(
-            backend=backend,
-            threads=threads,
-            precise=precise,
-            weights=weights,
-            lora=tuple((lora or {}).items()),
-            max_model_len=max_model_len,
-            max_seqs=max_num_seqs,
-            kv_dtype=kv_dtype,
-            kv_memory=kv_memory,
-            chat_template=chat_template,
-            speculate=speculate,
-            draft_rule=draft_rule,
-            prefix_cache=enable_prefix_caching,
-            itl_target_s=itl_target_s,
-        )
-        self._attach(build_service(None if model is None else str(model), options), lora)
-
-    @classmethod
-    def from_service(cls, service: Service) -> AsyncLLM:
-        """An AsyncLLM over a service that is already running; shutting it down closes the service."""
-        llm = cls.__new__(cls)
-        llm._attach(service)
-        return llm
+    def __init__(self, model: str | None = None, *, itl_target_s: float | None = 0.1, **options: Any) -> None:
+        super().__init__(model, itl_target_s=itl_target_s, **options)
 
     def _attach(self, service: Service, lora: Mapping[str, str] | None = None) -> None:
-        self._service = service
-        self._lora = dict(lora or dict.fromkeys(service.config.adapters, ""))
+        super()._attach(service, lora)
         self._desk: tuple[asyncio.AbstractEventLoop, Desk] | None = None
         self._tickets: dict[str, Ticket | None] = {}  # None: not yet with the engine
-        self._closer = weakref.finalize(self, service.close)
-
-    @property
-    def service(self) -> Service:
-        return self._service
-
-    def get_tokenizer(self) -> Tokenizer:
-        return self._service.tokenizer
 
     def generate(
         self,
@@ -109,9 +56,15 @@ class AsyncLLM:
         in use, SpolaError when it ends in an error.
         """
         text, given = parse_prompt(prompt)
-        encode = self._service.prompt_ids
-        source = text if text is not None else given
-        return self._answer(encode, source, text, sampling_params, request_id, priority, lora_request)
+        params = sampling_params or SamplingParams()
+
+        def prepare() -> Prepared:
+            ids = self._service.prompt_ids(text if text is not None else given)
+            wanted = params.structured_outputs
+            grammar = None if wanted is None else self._service.grammars.of(wanted)
+            return Prepared(ids=ids, params=params, grammar=grammar)
+
+        return self._answer(prepare, text, request_id, priority, lora_request)
 
     def chat(
         self,
@@ -121,10 +74,30 @@ class AsyncLLM:
         *,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The answer to a conversation, through the model's chat template; else as ``generate``."""
-        encode = self._service.chat_ids
-        return self._answer(encode, messages, None, sampling_params, request_id, priority, lora_request)
+        """The answer to a conversation, through the model's chat template; else as ``generate``.
+
+        The fields are those of ``LLM.chat``. ``content``, ``reasoning`` and ``tool_calls`` grow as ``text``
+        does: the arguments of the last call are a beginning of JSON until it is whole.
+        """
+        asked = Asked(
+            messages=messages,
+            tools=tools or (),
+            tool_choice=tool_choice,
+            parallel=parallel_tool_calls,
+            variables=chat_template_kwargs or {},
+            open_turn=add_generation_prompt,
+            continue_final=continue_final_message,
+        )
+        prepare = partial(self._prepared_turn, asked, sampling_params or SamplingParams(), response_format)
+        return self._answer(prepare, None, request_id, priority, lora_request)
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests; their generators give a last output with the finish reason "abort".
@@ -153,10 +126,8 @@ class AsyncLLM:
 
     async def _answer(
         self,
-        encode: Any,
-        prompt: Any,
+        prepare: Callable[[], Prepared],
         text: str | None,
-        params: SamplingParams | None,
         request_id: str,
         priority: int,
         lora: LoRARequest | None,
@@ -166,10 +137,10 @@ class AsyncLLM:
         self._tickets[request_id] = None
         desk, ticket = self._here(), None
         try:
-            ids = await asyncio.to_thread(encode, prompt)
+            made = await asyncio.to_thread(prepare)
             early = request_id not in self._tickets  # aborted while it was being tokenized
             how: dict[str, Any] = {"priority": priority, "adapter": adapter_names(lora, 1, self._lora)[0]}
-            ticket = desk.submit(ids, params or SamplingParams(), **how)
+            ticket = desk.submit(made.ids, made.params, **made.how, **how)
             self._tickets[request_id] = ticket
             if early:
                 self._service.abort(ticket.job)
@@ -177,7 +148,7 @@ class AsyncLLM:
                 for delta in await ticket.get():
                     if delta.error is not None:
                         raise delta.error
-                yield output_of(request_id, text, ticket.job, self._service.tokenizer)
+                yield output_of(request_id, text, ticket.job, self._service.tokenizer, made.reader)
         finally:
             self._tickets.pop(request_id, None)
             if ticket is not None:

@@ -373,7 +373,10 @@ def _template(model: Model, options: Options) -> ChatTemplate | None:
         "" if token is None else tokenizer.token_text(token) for token in (tokenizer.bos_id, tokenizer.eos_id)
     )
     try:
-        return ChatTemplate(source, bos, eos)
+        template = ChatTemplate(source, bos, eos)
+        if options.chat_template is None and model.tool_template is not None:
+            template.with_tools = ChatTemplate(model.tool_template, bos, eos)
+        return template
     except ModelError as error:
         raise ModelError(f"{place}: {error}") from None
 

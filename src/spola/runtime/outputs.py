@@ -155,7 +155,7 @@ def _completion(
     said: dict[str, str] = {}
     calls: list[ToolCall] = []
     if reader is not None:
-        said, calls = _read(reader(), choice.text)
+        said, calls = _read(reader(), choice.text, ended=choice.finish_reason is not None)
     return CompletionOutput(
         content=said.get("content"),
         reasoning=said.get("reasoning"),
@@ -172,11 +172,11 @@ def _completion(
     )
 
 
-def _read(reader: Reader, text: str) -> tuple[dict[str, str], list[ToolCall]]:
+def _read(reader: Reader, text: str, *, ended: bool) -> tuple[dict[str, str], list[ToolCall]]:
     """Content and reasoning, where there are any, and the calls."""
     said: dict[str, str] = {}
     calls: list[tuple[str, str]] = []
-    for part in [*reader.push(text), *reader.finish()]:
+    for part in [*reader.push(text), *(reader.finish() if ended else ())]:
         if part.kind == "call":
             calls.append((part.name, ""))
         elif part.kind == "arguments":

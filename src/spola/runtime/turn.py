@@ -71,6 +71,8 @@ def prepare_turn(service: Service, asked: Asked) -> Turn:
     if template is None:
         raise no_template()
     tools, must = _chosen(parse_tools(asked.tools or ()), asked.tool_choice)
+    if tools:
+        template = template.with_tools
     named = must and isinstance(asked.tool_choice, Mapping) and asked.tool_choice.get("type") == "function"
     found = format_of(template.source)
     form = found or FORMATS["hermes"]

@@ -204,12 +204,14 @@ def props(service: Service, name: str) -> dict[str, Any]:
     config = service.config
     defaults: SamplingParams = service.defaults_with()
     source = "" if service.template is None else service.template.source
+    tool_source = "" if service.template is None else service.template.with_tools.source
     return {
         "default_generation_settings": {"n_ctx": config.max_model_len, "params": settings(defaults)},
         "total_slots": config.max_seqs,
         "model_alias": name,
         "model_path": name,
         "chat_template": source,
+        **({} if tool_source == source else {"chat_template_tool_use": tool_source}),
         "modalities": {"vision": False, "audio": False},
         "bos_token": _token(service, service.tokenizer.bos_id),
         "eos_token": _token(service, service.tokenizer.eos_id),

@@ -25,17 +25,15 @@ _DATE_WIDTH = re.compile(r"%[^a-zA-Z%]*[0-9]")
 
 
 def find_template(metadata: Mapping[str, Any], *, tools: bool = False) -> str | None:
-    """The template's source in GGUF ``metadata``: the one for tools if asked for and there, else the default.
+    """The template's source in GGUF ``metadata``: the default, or the one for tools, where there is one.
 
     Raises ModelError when the key holds anything but a string.
     """
-    for key in (f"{_KEY}.tool_use", _KEY) if tools else (_KEY,):
-        source = metadata.get(key)
-        if source is not None and not isinstance(source, str):
-            raise ModelError(f"{key} must be a string, not {type(source).__name__}")
-        if source:
-            return source
-    return None
+    key = f"{_KEY}.tool_use" if tools else _KEY
+    source = metadata.get(key)
+    if source is not None and not isinstance(source, str):
+        raise ModelError(f"{key} must be a string, not {type(source).__name__}")
+    return source or None
 
 
 def no_template() -> RequestError:
@@ -51,7 +49,8 @@ class ChatTemplate:
     """One compiled template. Threads may share it; a rendering keeps no state.
 
     ``bos`` and ``eos`` are the texts of those tokens (empty if the model has none). ``clock`` is what
-    ``strftime_now`` reads. Raises ModelError with the line when the source is no valid template.
+    ``strftime_now`` reads. ``with_tools`` is the template for requests with tools: this one, unless the model
+    brings another. Raises ModelError with the line when the source is no valid template.
     """
 
     def __init__(
@@ -63,6 +62,7 @@ class ChatTemplate:
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.source = source
+        self.with_tools = self
         self._names = {"bos_token": bos, "eos_token": eos}
         self._knows_developer = "developer" in source
         environment = Sandbox()
