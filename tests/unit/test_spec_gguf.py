@@ -221,7 +221,7 @@ def test_rope_factors_tensor() -> None:
         ({"general__architecture": "mamba"}, "'mamba' is not supported: it has recurrent layers, "),
         (
             {"general__architecture": "minicpm3"},
-            "'minicpm3' is not supported: its latent attention is of a kind",
+            "'minicpm3' is not supported: its files hold keys",
         ),
         ({"general__architecture": 7}, "general.architecture is missing or not a string"),
         ({"block_count": None}, "llama.block_count is missing"),

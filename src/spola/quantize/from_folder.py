@@ -57,7 +57,10 @@ def folder_metadata(
 
 
 def _architecture(model: Model) -> str:
-    found = next((row.arch for row in CATALOG if row.model_type == model.spec.arch), None)
+    entry = next((row for row in CATALOG if row.model_type == model.spec.arch), None)
+    if entry is not None and not entry.files:
+        raise ModelError(f"{model.path}: GGUF files cannot say what a {entry.model_type} model is here")
+    found = None if entry is None else entry.arch
     if found is None:
         raise ModelError(f"{model.path}: there is no GGUF architecture for model_type {model.spec.arch}")
     return found

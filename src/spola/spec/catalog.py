@@ -11,7 +11,7 @@ __all__ = ["CATALOG", "Entry"]
 class Entry:
     """``model_type`` as in ``config.json``, ``arch`` as in GGUF. ``limits``: what is refused or decided.
 
-    ``folders``: whether Hugging Face folders of it are read, not GGUF files alone.
+    ``folders``, ``files``: whether Hugging Face folders of it are read, and whether GGUF files.
     """
 
     models: str
@@ -19,6 +19,7 @@ class Entry:
     arch: str
     limits: str = ""
     folders: bool = True
+    files: bool = True
 
 
 _DYNAMIC = "no positions past `max_position_embeddings`, where dynamic rope scaling would begin"
@@ -63,6 +64,13 @@ CATALOG = (
         "baichuan",
         "baichuan",
         "Baichuan 13B (ALiBi), folders of Baichuan 2 (normalised head); GGUF does not tell Baichuan 2 from 1",
+    ),
+    Entry(
+        "MiniCPM3",
+        "minicpm3",
+        "minicpm3",
+        "folders only: its GGUF files hold keys and values of the latent in one quantized matrix",
+        files=False,
     ),
     Entry("DeepSeek V2", "deepseek_v2", "deepseek2", _LATENT),
     Entry("DeepSeek V3, Moonlight", "deepseek_v3", "deepseek2", _LATENT),

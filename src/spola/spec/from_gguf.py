@@ -27,7 +27,7 @@ from spola.spec.gguf_keys import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, 
 from spola.spec.gguf_latent import latent_attention
 from spola.spec.gguf_rows import ROWS, GgufRow
 from spola.spec.manifest import TensorInfo
-from spola.spec.refused import why_refused
+from spola.spec.refused import why_file_refused
 from spola.spec.sources import Merged, Names, Source, TensorTable, resolve, unused
 
 __all__ = ["SUPPORTED", "TensorTable", "from_gguf", "gguf_sources"]
@@ -47,7 +47,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: TensorTable) -> tuple[Decode
     row = ROWS.get(arch)
     if row is None:
         raise ModelError(
-            f"architecture {arch[:64]!r} is not supported{why_refused(arch)}; supported are: "
+            f"architecture {arch[:64]!r} is not supported{why_file_refused(arch)}; supported are: "
             f"{', '.join(SUPPORTED)}"
         )
     keys = Keys(metadata, arch)

@@ -161,7 +161,7 @@ def _read(config: HfConfig, row: HfRow, kind: str, name: str) -> DecoderSpec:
     heads = config.integer("num_attention_heads", 1, MAX_HEADS)
     context = config.integer("max_position_embeddings", 1, MAX_CONTEXT)
     if row.latent:
-        latent = latent_attention(config, row, heads, context)
+        latent = latent_attention(config, row, hidden, heads, context)
         return _of_latent(config, row, latent, _Top(kind, name, hidden, n, context))
     kv_heads = parts.kv_heads(config, row, heads)
     head_dim = config.optional_integer("head_dim", 1, MAX_WIDTH)
@@ -228,13 +228,15 @@ def _of_latent(config: HfConfig, row: HfRow, attention: LatentAttention, top: _T
     """A model whose layers all have ``attention``."""
     norm = row.family.make_norm(config.number(row.eps, 0.0, 1.0))
     mlps = parts.mlps(config, row, top.layers, top.hidden)
+    scales = parts.scales(config, row, attention.q_dim, top.hidden)
     return DecoderSpec(
         arch=top.kind,
         name=top.name,
         vocab=config.integer("vocab_size", 1, MAX_WIDTH),
         hidden=top.hidden,
         context=top.context,
-        layers=tuple(row.family.layer(attention, mlp, norm) for mlp in mlps),
+        layers=tuple(row.family.layer(attention, mlp, norm, residual_scale=scales.residual) for mlp in mlps),
         final_norm=norm,
-        head=Head(tied=config.flag("tie_word_embeddings", row.tied)),
+        head=Head(tied=config.flag("tie_word_embeddings", row.tied), scale=scales.logits),
+        embedding_scale=scales.embedding,
     )

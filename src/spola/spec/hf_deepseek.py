@@ -1,4 +1,4 @@
-"""Latent attention and the experts of DeepSeek-V2 and V3 as a ``config.json`` states them.
+"""Latent attention (also MiniCPM3's) and the experts of DeepSeek-V2 and V3 as a ``config.json`` states them.
 
 Follows the library's classes of both types. What they do alike is told apart by keys, not by the type:
 ``topk_method`` and ``scoring_func``, where a file has them.
@@ -19,7 +19,7 @@ __all__ = ["latent_attention", "latent_mlps"]
 _EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps says
 
 
-def latent_attention(config: HfConfig, row: HfRow, heads: int, context: int) -> LatentAttention:
+def latent_attention(config: HfConfig, row: HfRow, hidden: int, heads: int, context: int) -> LatentAttention:
     """The attention of every layer. Raises ModelError naming the key at fault."""
     if (config.optional_integer("num_key_value_heads", 1, MAX_WIDTH) or heads) != heads:
         raise ModelError(
@@ -38,7 +38,7 @@ def latent_attention(config: HfConfig, row: HfRow, heads: int, context: int) -> 
         theta=config.number(row.theta_key, 1.0, 1e15, default=row.theta),
         partial=1.0,
         context=context,
-        layout="interleaved" if config.flag("rope_interleave", True) else "half",
+        layout="interleaved" if config.flag("rope_interleave", row.layout == "interleaved") else "half",
     )
     scale = float((nope + turned) ** -0.5)
     over = values.get("mscale_all_dim")
@@ -50,7 +50,7 @@ def latent_attention(config: HfConfig, row: HfRow, heads: int, context: int) -> 
         kv_rank=config.integer("kv_lora_rank", 1, MAX_WIDTH),
         nope_dim=nope,
         rope_dim=turned,
-        v_dim=config.integer("v_head_dim", 1, MAX_WIDTH),
+        v_dim=config.optional_integer("v_head_dim", 1, MAX_WIDTH) or hidden // heads,
         scale=scale,
         positions=rope,
         norm=RmsNorm(_EPS),

@@ -275,6 +275,16 @@ ROWS: dict[str, HfRow] = {
         optional=("scale_emb", "scale_depth", "dim_model_base"),
         tied=True,
     ),
+    "minicpm3": HfRow(
+        families.LLAMA,
+        hf_names.DEEPSEEK,
+        defaults={"hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 32768}
+        | {"q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
+        | {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+        optional=("scale_emb", "scale_depth", "dim_model_base"),
+        latent=True,
+        tied=True,
+    ),
     "baichuan": HfRow(
         families.LLAMA, hf_names.BAICHUAN, defaults=_RMS6 | {"vocab_size": 64000}, refused=_baichuan
     ),

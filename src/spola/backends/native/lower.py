@@ -1,7 +1,7 @@
 """DecoderSpec -> op records of the native decoder, once, at load.
 
-A ``match`` over the parts of the spec: what is not lowered here is refused by name before any tensor is
-read. The records themselves are native/src/decoder/program.h; arithmetic is docs/numerics.md.
+What is not lowered here, ``supported`` refuses by name before any tensor is read. The records themselves are
+native/src/decoder/program.h; arithmetic is docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from spola.spec.decoder import (
     LayerNorm,
     LearnedPositions,
     MoeMlp,
-    NoPositions,
     Norm,
     RmsNorm,
     Rope,
@@ -31,7 +30,7 @@ from spola.spec.decoder import (
 from spola.spec.manifest import manifest
 from spola.spec.rope import factors_tensor, inverse_frequencies
 
-__all__ = ["Tensors", "check", "lower", "norm_offsets"]
+__all__ = ["Tensors", "lower"]
 
 # program.h: Buffer, NormKind, Epilogue, Rows, kNoId
 _RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH, _ROUTER, _EXPERT = 0, 1, 2, 3, 4, 7, 8
@@ -58,57 +57,10 @@ class Tensors:
     factors: Mapping[str, array[float]]
 
 
-def check(spec: DecoderSpec) -> None:
-    """Raises ModelError naming the first part of ``spec`` that the native backend does not have yet."""
-    for index, layer in enumerate(spec.layers):
-        missing = _missing(layer)
-        if missing:
-            raise ModelError(f"layer {index}: the native backend does not have {missing} yet")
-
-
-def _missing(layer: Layer) -> str | None:
-    match layer.attention:
-        case Attention(positions=Rope() | NoPositions()):
-            pass
-        case LatentAttention(positions=Rope() | NoPositions(), norm=RmsNorm()):
-            if layer.residual == "parallel":
-                return "latent attention beside its MLP"
-        case Attention(positions=positions) | LatentAttention(positions=positions):
-            return type(positions).__name__
-    match layer.mlp:
-        case DenseMlp(gated=False, clamp=float()):
-            return "a clamped activation without a gate"
-        case DenseMlp():
-            return None
-        case MoeMlp():
-            return "experts beside attention" if layer.residual == "parallel" else None
-
-
-def norm_offsets(spec: DecoderSpec) -> dict[str, float]:
-    """What is added to norm weights when they are loaded, by canonical name, where it is not 0."""
-    norms = {"final_norm": spec.final_norm, "embedding_norm": spec.embedding_norm}
-    for index, layer in enumerate(spec.layers):
-        norms[f"layers.{index}.pre_attention_norm"] = layer.pre_attention_norm
-        norms[f"layers.{index}.post_attention_norm"] = layer.post_attention_norm
-        norms[f"layers.{index}.pre_mlp_norm"] = layer.pre_mlp_norm
-        norms[f"layers.{index}.post_mlp_norm"] = layer.post_mlp_norm
-        if isinstance(layer.attention, LatentAttention):
-            norms[f"layers.{index}.attention.q_a_norm"] = layer.attention.norm
-            norms[f"layers.{index}.attention.kv_a_norm"] = layer.attention.norm
-        else:
-            norms[f"layers.{index}.attention.q_norm"] = layer.attention.q_norm
-            norms[f"layers.{index}.attention.k_norm"] = layer.attention.k_norm
-    return {
-        f"{name}.weight": norm.offset
-        for name, norm in norms.items()
-        if isinstance(norm, RmsNorm) and norm.offset != 0.0
-    }
-
-
 def lower(
     spec: DecoderSpec, config: RunnerConfig, decoder: _native.Decoder, tensors: Tensors
 ) -> Mapping[str, int]:
-    """Append the whole program of ``spec`` (which ``check`` has passed) to ``decoder``.
+    """Append the whole program of ``spec`` (which ``supported.check`` has passed) to ``decoder``.
 
     Gives the sites of adapters by tensor name, none unless ``config`` has room for them. Raises ModelError
     when a KV group of ``config`` does not hold what a layer needs.

@@ -17,8 +17,9 @@ from msgspec.structs import astuple
 
 from spola import _native
 from spola.backends.native.footprint import MATRIX_ROLES, footprint, packed_matrix_bytes
-from spola.backends.native.lower import Tensors, check, lower, norm_offsets
+from spola.backends.native.lower import Tensors, lower
 from spola.backends.native.probe import requested_isa
+from spola.backends.native.supported import check, norm_offsets
 from spola.backends.shapes import StepError, outside_ids
 from spola.core import flags
 from spola.core.dtype import BY_NAME, nbytes
