@@ -142,7 +142,7 @@ def main() -> int:
     with server(asked.model, asked.seats, asked.flood) as url:
         samples = asyncio.run(measure(url, asked))
     if len(samples["flood"]) < LEAST:
-        print(f"void: only {len(samples['flood'])} light requests fell into the flood; raise --heavy-output")
+        print(f"void: only {len(samples['flood'])} light requests fell into the flood; raise --flood")
         return 1
     result = told(samples)
     print(json.dumps(result, indent=1))
