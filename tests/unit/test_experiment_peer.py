@@ -79,6 +79,14 @@ def test_everything_is_measured_once_more_when_disturbed_and_then_nothing_is_lef
     assert len(measured) == before
 
 
+def test_a_model_can_be_measured_without_the_deep_contexts(experiment, tmp_path: Path) -> None:
+    main, measured = experiment
+    model = "llama-1b-F16"
+    assert main(arguments(tmp_path, "--models", model, "--shallow", model)) == 0
+    names = {(job.side, job.name) for job in measured if not job.name.startswith("load")}
+    assert names == {("spola", "short"), ("llama", "pp512"), ("llama", "tg64")}
+
+
 def test_it_stops_when_time_is_up_and_goes_on_where_it_was(experiment, tmp_path: Path, capsys) -> None:
     main, measured = experiment
     assert main(arguments(tmp_path, "--minutes", "0")) == 0

