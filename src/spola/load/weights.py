@@ -13,6 +13,7 @@ from typing import Any
 from spola.core.dtype import BY_NAME, DType, nbytes
 from spola.core.errors import ModelError
 from spola.core.runner import Tensor
+from spola.formats.room import Room
 from spola.formats.tensors import TensorSource
 from spola.spec.manifest import TensorInfo
 from spola.spec.sources import Piece, Source
@@ -40,9 +41,10 @@ def iter_tensors(
 ) -> Iterator[Tensor]:
     """Each tensor of ``infos`` that has a source, in that order.
 
-    Each has a buffer of its own, which goes when the taker drops it. ``targets``: canonical name -> DType
-    name of those that ``convert`` makes into another type.
+    What one looks at is its own as long as somebody holds it; memory of those that are dropped is used again.
+    ``targets``: canonical name -> DType name of those that ``convert`` makes into another type.
     """
+    room = Room()
     for info in infos:
         source = sources.get(info.name)
         if source is None:
@@ -50,10 +52,12 @@ def iter_tensors(
         dtype = _dtype(file, info.name, source)
         target = (targets or {}).get(info.name, dtype.name)
         if target == dtype.name:
-            yield Tensor(info.name, dtype.name, info.shape, _read(file, info, source, dtype).toreadonly())
+            yield Tensor(
+                info.name, dtype.name, info.shape, _read(file, info, source, dtype, room).toreadonly()
+            )
         else:
             assert convert is not None
-            data = _converted(file, info, source, target, convert)
+            data = _converted(file, info, source, target, convert, room)
             yield Tensor(info.name, target, info.shape, data.toreadonly())
 
 
@@ -77,9 +81,9 @@ def convert_tensor(
 
 
 def _converted(
-    file: TensorSource, info: TensorInfo, source: Source, target: str, convert: Converter
+    file: TensorSource, info: TensorInfo, source: Source, target: str, convert: Converter, room: Room
 ) -> memoryview:
-    out = memoryview(bytearray(nbytes(BY_NAME[target], prod(info.shape))))
+    out = room.take(nbytes(BY_NAME[target], prod(info.shape)))
     at = 0
     for part in convert_tensor(file, info, source, target, convert):
         out[at : at + len(part)] = part
@@ -92,22 +96,23 @@ def read_rows(file: TensorSource, info: TensorInfo, source: Source) -> Iterator[
     dtype = _dtype(file, info.name, source)
     columns = info.shape[-1] if len(info.shape) > 1 else 1
     row = _row_bytes(source, dtype, columns)
+    room = Room()
     waiting: list[tuple[str, int, int]] = []
     held = 0
     for piece in source:
         if piece.transposed:
-            yield from _gathered(file, waiting, row)
-            out = memoryview(bytearray(piece.rows * piece.runs * row))
-            _transpose(file, piece, dtype, columns, out)
+            yield from _gathered(file, waiting, row, room)
+            out = room.take(piece.rows * piece.runs * row)
+            _transpose(file, piece, dtype, columns, out, room)
             yield out
             continue
         for name, start, count in _spans(piece, max(1, _PART // row)):
             waiting.append((name, start, count))
             held += count * row
             if held >= _PART:
-                yield from _gathered(file, waiting, row)
+                yield from _gathered(file, waiting, row, room)
                 held = 0
-    yield from _gathered(file, waiting, row)
+    yield from _gathered(file, waiting, row, room)
 
 
 def _spans(piece: Piece, most: int) -> Iterator[tuple[str, int, int]]:
@@ -118,11 +123,13 @@ def _spans(piece: Piece, most: int) -> Iterator[tuple[str, int, int]]:
             yield piece.name, first + start, min(most, piece.rows - start)
 
 
-def _gathered(file: TensorSource, spans: list[tuple[str, int, int]], row: int) -> Iterator[memoryview]:
+def _gathered(
+    file: TensorSource, spans: list[tuple[str, int, int]], row: int, room: Room
+) -> Iterator[memoryview]:
     """The rows of ``spans`` in one buffer; ``spans`` is empty afterwards."""
     if not spans:
         return
-    out = memoryview(bytearray(sum(count for _, _, count in spans) * row))
+    out = room.take(sum(count for _, _, count in spans) * row)
     at = 0
     for name, start, count in spans:
         file.read_into(name, out[at : at + count * row], start * row)
@@ -141,18 +148,20 @@ def _dtype(file: TensorSource, name: str, source: Source) -> DType:
     return dtypes[first]
 
 
-def _read(file: TensorSource, info: TensorInfo, source: Source, dtype: DType) -> memoryview:
+def _read(file: TensorSource, info: TensorInfo, source: Source, dtype: DType, room: Room) -> memoryview:
     if len(source) == 1 and _is_whole(info, source[0]):
-        return memoryview(file.read(source[0].name))
+        out = room.take(file.entry(source[0].name).nbytes)
+        file.read_into(source[0].name, out)
+        return out
     columns = info.shape[-1] if len(info.shape) > 1 else 1
     row = _row_bytes(source, dtype, columns)
-    out = memoryview(bytearray(nbytes(dtype, prod(info.shape))))
+    out = room.take(nbytes(dtype, prod(info.shape)))
     at = 0
     for piece in source:
         size = piece.rows * piece.runs * row
         part = out[at : at + size]
         if piece.transposed:
-            _transpose(file, piece, dtype, columns, part)
+            _transpose(file, piece, dtype, columns, part, room)
         else:
             _runs(file, piece, row, part)
         at += size
@@ -179,7 +188,9 @@ def _runs(file: TensorSource, piece: Piece, row: int, out: memoryview) -> None:
         file.read_into(piece.name, out[run * size : (run + 1) * size], start)
 
 
-def _transpose(file: TensorSource, piece: Piece, dtype: DType, columns: int, out: memoryview) -> None:
+def _transpose(
+    file: TensorSource, piece: Piece, dtype: DType, columns: int, out: memoryview, room: Room
+) -> None:
     """Rows of the transpose of ``columns`` rows of a matrix of plain numbers."""
     if dtype.block != 1:
         raise ModelError(
@@ -188,7 +199,7 @@ def _transpose(file: TensorSource, piece: Piece, dtype: DType, columns: int, out
         )
     word = _WORDS[dtype.block_bytes]
     width = file.entry(piece.name).shape[-1]
-    part = memoryview(bytearray(columns * nbytes(dtype, width)))
+    part = room.take(columns * nbytes(dtype, width))
     file.read_into(piece.name, part, piece.below * nbytes(dtype, width))
     source = part.cast(word)  # type: ignore[call-overload]
     target = out.cast(word)  # type: ignore[call-overload]
