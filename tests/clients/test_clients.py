@@ -34,6 +34,30 @@ def test_anthropic(url: str) -> None:
         client.messages.create(**{**ask, "model": "other"})
 
 
+def test_tools_of_anthropic(url: str) -> None:
+    client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}}
+    schema |= {"required": ["city"], "additionalProperties": False}
+    ask = {
+        "model": "smollm2",
+        "max_tokens": 60,
+        "extra_body": {"temperature": 0},
+        "tools": [{"name": "get_weather", "input_schema": schema}],
+        "tool_choice": {"type": "any"},
+    }
+    messages = [{"role": "user", "content": "What is the weather in Rome?"}]
+    made = client.messages.create(messages=messages, **ask)
+    (call,) = [block for block in made.content if block.type == "tool_use"]
+    assert (made.stop_reason, call.name, set(call.input)) == ("tool_use", "get_weather", {"city"})
+    with client.messages.stream(messages=messages, **ask) as stream:
+        (last,) = [block for block in stream.get_final_message().content if block.type == "tool_use"]
+    assert last.input == call.input
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+    messages += [{"role": "assistant", "content": made.content}, {"role": "user", "content": [result]}]
+    again = client.messages.create(messages=messages, **{**ask, "tool_choice": {"type": "auto"}})
+    assert again.content
+
+
 def test_litellm(url: str) -> None:
     ask = {"api_base": f"{url}/v1", "api_key": "none", "max_tokens": 16, "temperature": 0}
     messages = [{"role": "user", "content": QUESTION}]

@@ -92,6 +92,32 @@ def test_tools(client: openai.OpenAI) -> None:
     )
 
 
+def test_tools_and_a_parsed_answer_of_responses(client: openai.OpenAI) -> None:
+    class City(pydantic.BaseModel):
+        name: str = pydantic.Field(max_length=12)
+        river: bool
+
+    parsed = client.responses.parse(
+        model="smollm2", input="Name a city.", text_format=City, max_output_tokens=60, temperature=0
+    )
+    assert isinstance(parsed.output_parsed, City)
+    assert parsed.status == "completed"
+    how = {"model": "smollm2", "tools": [{"type": "function", **WEATHER["function"]}], "temperature": 0}
+    how |= {"tool_choice": "required", "max_output_tokens": 60}
+    asked = [{"role": "user", "content": "What is the weather in Rome?"}]
+    whole = client.responses.create(input=asked, **how)
+    (call,) = [item for item in whole.output if item.type == "function_call"]
+    assert call.name == "get_weather"
+    assert set(json.loads(call.arguments)) == {"city"}
+    with client.responses.stream(input=asked, **how) as stream:
+        pieces = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
+        (last,) = [item for item in stream.get_final_response().output if item.type == "function_call"]
+    assert "".join(pieces) == last.arguments == call.arguments
+    said = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    again = client.responses.create(model="smollm2", input=[*asked, call, said], max_output_tokens=16)
+    assert again.output_text
+
+
 def test_penalties_do_not_count_the_prompt(client: openai.OpenAI) -> None:
     def first(**more: float) -> dict[str, float]:
         done = client.completions.create(

@@ -313,3 +313,10 @@ def test_a_chat_template_that_is_no_text_or_has_no_end_is_refused(model: str, tm
         assert done.returncode == 1
         assert f"--chat-template {path}: " in done.stderr
         assert said in done.stderr
+
+
+def test_a_prompt_that_is_no_utf8(model: str) -> None:
+    for args, said in ((["è\udcff"], "PROMPT is not"), (["hi", "--system", "è\udcff"], "--system is not")):
+        done = spola("run", "-m", model, "--backend", "null", *args)
+        assert done.returncode == 1
+        assert f"{said} valid UTF-8 at byte 2" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 
 from spola.core.errors import RequestError
 
-__all__ = ["emit_json", "json_option", "note", "printable", "read_stdin", "write"]
+__all__ = ["check_text", "emit_json", "json_option", "note", "printable", "read_stdin", "write"]
 
 json_option: Callable[[Any], Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout."
@@ -40,6 +41,15 @@ def printable(text: str, keep: str = "") -> str:
     Names in a model file must not steer the terminal, or pose as lines of ours.
     """
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def check_text(what: str, text: str | None) -> None:
+    """Raise RequestError, naming ``what``, for an argument whose bytes were not UTF-8."""
+    try:
+        (text or "").encode("utf-8")
+    except UnicodeEncodeError as error:
+        at = len(os.fsencode(str(error.object)[: error.start]))
+        raise RequestError(f"{what} is not valid UTF-8 at byte {at}", param=what) from None
 
 
 def read_stdin(what: str) -> str:

@@ -22,7 +22,7 @@ from spola.cli.options import (
     trace_failed,
     trace_option,
 )
-from spola.cli.output import emit_json, json_option, note, read_stdin, write
+from spola.cli.output import check_text, emit_json, json_option, note, read_stdin, write
 from spola.cli.stats import result_json, stats_line
 from spola.core.errors import ConfigError
 from spola.core.params import SamplingParams
@@ -88,6 +88,8 @@ def command(
     if talk and (raw or as_json or explain):
         option = "--raw" if raw else "--json" if as_json else "--explain"
         raise click.UsageError(f"{option} needs a PROMPT")
+    check_text("PROMPT", prompt)
+    check_text("--system", system)
     if prompt is None and not talk:
         # A line from echo ends in a newline that nobody meant to ask about.
         prompt = read_stdin("PROMPT").removesuffix("\n")
@@ -110,6 +112,8 @@ def command(
             describe(service.config, service.load_s)
         given["max_tokens"] = given["max_tokens"] or DEFAULT_MAX_TOKENS
         params = service.defaults_with(**given)
+        if params.structured_outputs is not None:
+            service.grammars.of(params.structured_outputs, f"--schema {schema}")
         history = [{"role": "system", "content": system}] if system is not None else []
         if talk:
             chat(service, params, history)

@@ -124,7 +124,7 @@ def _backends(where: ModelPath, ids: Sequence[int], report: Report, options: Opt
         return
     a, b = (np.frombuffer(b"".join(row), "<f4") for row in rows)
     worst = float(np.abs(a - b).max() / np.abs(b).max())
-    told = f"logits within {worst:.1e} of the largest"
+    told = "the logits are equal" if worst == 0 else f"logits within {worst:.1e} of the largest"
     report.add(name, [f"{told}; at most {_CLOSE:g} was expected"] if not worst <= _CLOSE else [], told)
 
 
