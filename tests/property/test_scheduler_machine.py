@@ -46,6 +46,8 @@ MODES = (
     {"batching": "dynamic", "batch_window_s": 0.0},
     {"batching": "dynamic", "batch_window_s": 3.5},
     {"reservation": "contiguous"},
+    {"key_seats": 1},
+    {"key_seats": 3},
 )
 
 KINDS = ("any", "static", "unmixed", "narrow", "chunks")
@@ -248,6 +250,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert best not in victims or len(before) == 1 or newcomers, "the best rank was preempted"
             SEEN["gave way to a class"] += bool(newcomers)
         assert all(r.passed <= MAX_PASSED for r in self.s.waiting)
+        most = self.s._prompts._admission._key_seats
+        if most is not None:
+            seated = Counter(r.key for r in self.s.running)
+            assert max(seated.values(), default=0) <= most
+            SEEN["key held back"] += any(seated[r.key] == most for r in self.s.waiting)
         SEEN["passed"] += any(r.passed for r in self.s.waiting)
         SEEN["aged"] += any(r.rank.priority < r.priority for r in self.s.waiting)
         if self.s._batching != "continuous" and newcomers:
@@ -474,7 +481,15 @@ EVERYTHING = (
     *("refused", "preempted", "preempted and right", "mixed", "drafts", "flying", "abort in flight"),
     *("window freed", "step failed", "copied"),
     *("mode static", "mode dynamic", "mode contiguous", "batch begun", "slept", "deadline"),
-    *("halves", "passed", "aged", "gave way to a class", "choice shares", "abort of choices"),
+    *(
+        "key held back",
+        "halves",
+        "passed",
+        "aged",
+        "gave way to a class",
+        "choice shares",
+        "abort of choices",
+    ),
     *("hit", "hit again", "hit inside a block", "all but one", "generated found", "hit compared"),
 )
 
@@ -530,7 +545,7 @@ def drive(seed: int) -> None:
 
 def test_every_promise_holds_under_pressure():
     SEEN.clear()
-    for seed in (*range(2_500 if SOAK else 27), *ONCE_WRONG):
+    for seed in (*range(2_500 if SOAK else 33), *ONCE_WRONG):
         try:
             drive(seed)
         except Exception as error:

@@ -205,3 +205,31 @@ def test_what_has_not_begun_in_time_ends_and_what_has_goes_on():
     assert (second.finish_reason, second.late) == ("error", True)
     assert second.error == "the deadline passed after 0 tokens, before its turn came"
     assert second.summary.finished_s < first.summary.finished_s
+
+
+def test_a_key_leaves_places_for_others_and_fills_them_again_when_alone_no_further():
+    rig = Rig(seqs=4, key_seats=3)
+    rig.add(*(request(i, 4, 30, ignore_eos=True, key="heavy") for i in range(8)))
+    rig.step()
+    assert [r.key for r in rig.scheduler.running] == ["heavy"] * 3
+    rig.add(request(9, 4, 5, ignore_eos=True, key="light"))
+    step = rig.step()
+    assert 9 in {piece.id for piece in step.slices}, "another key's request begins at once"
+    assert len(rig.scheduler.running) == 4
+    rig.finish()
+    assert [rig.results[i].reason for i in (*range(8), 9)] == ["length"] * 9
+    assert rig.results[9].finals[0].summary.scheduled_s < rig.results[3].finals[0].summary.scheduled_s
+
+
+def test_nobody_gives_way_to_a_better_class_of_a_key_that_has_its_places():
+    rig = Rig(seqs=2, key_seats=1)
+    rig.add(
+        request(1, 4, 20, ignore_eos=True, key="a"), request(2, 4, 20, ignore_eos=True, key="b", priority=1)
+    )
+    rig.step()
+    rig.add(request(3, 4, 4, ignore_eos=True, key="a", priority=-1))
+    rig.step()
+    assert {r.id for r in rig.scheduler.running} == {1, 2}
+    results = rig.finish()
+    assert results[2].finals[0].summary.preemptions == 0
+    assert results[3].reason == "length"

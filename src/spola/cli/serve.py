@@ -60,6 +60,13 @@ _SERVER: tuple[_Decorator, ...] = (
         "--strict", is_flag=True, help="Refuse requests with fields that nobody knows, instead of saying so."
     ),
     click.option(
+        "--key-seats",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Requests of one API key at a time, so that a flood leaves places for other keys; default with "
+        "several keys: all but an eighth of --max-seqs.",
+    ),
+    click.option(
         "--cors-origin",
         multiple=True,
         metavar="URL",
@@ -161,8 +168,17 @@ def command(
     With --json, one document with the address and what was chosen goes to stdout when requests are taken.
     """
     form: LogFormat = given.pop("log_format")
+    key_seats = given.pop("key_seats")
     server = _read_server(given, host)
-    options = read_options(given, trace=given.pop("trace"), max_seqs=max_seqs, itl_target_s=itl_target / 1000)
+    if key_seats is None and len(server.keys.keys) > 1:
+        key_seats = max(1, max_seqs - max(1, max_seqs // 8))
+    options = read_options(
+        given,
+        trace=given.pop("trace"),
+        max_seqs=max_seqs,
+        key_seats=key_seats,
+        itl_target_s=itl_target / 1000,
+    )
     named = _named(models, served_model_name)
     if options.lora and len(named) > 1:
         raise click.UsageError("--lora: adapters are for one model, and there are several")

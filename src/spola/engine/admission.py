@@ -5,12 +5,13 @@ only into an empty engine, dynamic likewise once the batch is full or its oldest
 
 A request that does not fit into the free blocks may be passed by smaller ones behind it, a bounded number of
 times; then everybody waits for it. A choice of a request waits until choice 0 has computed the prompt, and a
-request whose next block a better-ranked one is just computing waits for that block.
+request whose next block a better-ranked one is just computing waits for that block. A key that has all the
+places that one key may have is passed by other keys, as often as need be.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from spola.engine.hits import PrefixCache
@@ -22,6 +23,7 @@ __all__ = ["Admission", "Door"]
 
 MAX_PASSED = 16  # requests that may begin before one that came first and does not fit
 MAX_TRIED = 8  # requests behind it that are looked at in one step
+MAX_HELD_BACK = 256  # requests of keys with all their places that are looked past in one step
 
 
 class Door:
@@ -34,8 +36,12 @@ class Door:
         running: Sequence[Request],
         requests: Mapping[int, Request],
         cache: PrefixCache,
+        key_seats: int | None = None,
     ) -> None:
         self._queue = deque(queue)
+        self._key_seats = key_seats
+        self._seated = Counter(r.key for r in running) if key_seats is not None else Counter()
+        self._held_back = 0
         self._running = running
         self._requests = requests
         self._cache = cache
@@ -52,6 +58,9 @@ class Door:
         while self._queue and self.places > 0:
             if self._head is not None and (self._head.passed >= MAX_PASSED or self._tried >= MAX_TRIED):
                 return None
+            if self._key_seats is not None and self._seated[self._queue[0].key] >= self._key_seats:
+                self._hold_back()
+                continue
             hit = self._begin(self._queue[0])
             if hit is not None:
                 self._next = self._queue[0], hit
@@ -65,7 +74,9 @@ class Door:
 
     def admitted(self) -> None:
         """The request of the last ``peek`` has begun."""
-        self._queue.popleft()
+        request = self._queue.popleft()
+        if self._key_seats is not None:
+            self._seated[request.key] += 1
         self._next = None
         self.places -= 1
         if self._head is not None:
@@ -80,6 +91,14 @@ class Door:
             self._head = request
         else:
             self._tried += 1
+
+    def _hold_back(self) -> None:
+        """Look past a request whose key has its places; those of other keys are near the front."""
+        self._queue.popleft()
+        self.closed = True
+        self._held_back += 1
+        if self._held_back >= MAX_HELD_BACK:
+            self._queue.clear()
 
     def _begin(self, request: Request) -> Hit | None:
         """What ``request`` can take over; None if it should wait for what another one computes."""
@@ -116,6 +135,7 @@ class Admission:
         self._mode = limits.batching
         self._window_s = limits.batch_window_s
         self._seats = seats
+        self._key_seats = limits.key_seats
         self._cache = cache
         self._left = 0  # of the batch that is being filled
 
@@ -132,7 +152,11 @@ class Admission:
             if not running:
                 self._left = 0 if self.due(waiting, now) > now else min(self._seats, len(waiting))
             places = min(places, self._left)
-        return Door(waiting, places, running, requests, self._cache)
+        return Door(waiting, places, running, requests, self._cache, self._key_seats)
+
+    def seated(self, request: Request, running: Sequence[Request]) -> bool:
+        """Whether the key of ``request`` has all the places that one key may have."""
+        return self._key_seats is not None and sum(r.key == request.key for r in running) >= self._key_seats
 
     def close(self, door: Door, begun: int) -> None:
         """``begun`` requests have begun. A batch that somebody does not fit into is full."""

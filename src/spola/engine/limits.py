@@ -24,6 +24,8 @@ class Limits:
     ``batching`` static admits only when nothing runs, dynamic also waits for a full batch or for
     ``batch_window_s``. ``reservation`` contiguous takes the blocks of ``max_model_len`` for every request
     that samples, as a cache without paging does. Both are there to be compared with.
+    ``key_seats`` keeps places free of any single key, so that another one need not wait for the end of a long
+    answer: fair queueing orders who waits, and takes nobody's place.
     """
 
     max_step_tokens: int  # rows in one Step, at most
@@ -35,14 +37,17 @@ class Limits:
     batch_window_s: float = 0.0
     reservation: Reservation = "paged"
     ageing_s: float = 30.0  # a waiting request rises by one priority class in this time
+    key_seats: int | None = None  # running requests of one key, at most
     watermark: float = 0.01  # kept free at admission while others run, against preemption
 
     def __post_init__(self) -> None:
         for name in ("max_step_tokens", "max_seqs", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.chunk is not None and self.chunk < 1:
-            raise ConfigError(f"chunk must be at least 1, not {self.chunk}")
+        for name in ("chunk", "key_seats"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
         for name, kinds in (("batching", Batching), ("reservation", Reservation)):
             if getattr(self, name) not in get_args(kinds):
                 raise ConfigError(

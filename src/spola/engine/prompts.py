@@ -58,6 +58,10 @@ class Prompts:
         """When an empty engine may begin with those that wait: ``now``, or later for a batch not yet full."""
         return self._admission.due(self._waiting, now)
 
+    def held_back(self, request: Request) -> bool:
+        """Whether a waiting ``request`` may not begin as long as others of its key run."""
+        return self._admission.seated(request, self._running)
+
     def fill(self, plan: Plan, now: float) -> None:
         """Rows of prompts being computed and of new ones.
 

@@ -305,7 +305,7 @@ class Scheduler:
             return
         head = self.waiting[0]
         leads = head.leader is None or head.leader == head.id or head.leader not in self.requests
-        if head.rank.priority >= self.running[-1].rank.priority or not leads:
+        if head.rank.priority >= self.running[-1].rank.priority or not leads or self._prompts.held_back(head):
             return
         victims = victims_for(
             head,

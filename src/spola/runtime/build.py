@@ -151,6 +151,7 @@ def load_engine(
                 batching=config.batching,
                 batch_window_s=config.batch_window_s,
                 reservation=config.reservation,
+                key_seats=options.key_seats,
             ),
             runner.capabilities,
             config.kv_groups,

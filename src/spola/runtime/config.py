@@ -58,6 +58,7 @@ class Options:
     kv_memory: int | float | None = None
     max_model_len: int | None = None
     max_seqs: int = 32
+    key_seats: int | None = None
     max_step_tokens: int = DEFAULT_STEP_TOKENS
     itl_target_s: float | None = None
     trace: Path | None = None
@@ -76,7 +77,7 @@ class Options:
                 raise ConfigError(f"kv_memory as a fraction must be between 0 and 1, not {self.kv_memory:g}")
         else:
             limits |= {"kv_memory": 1 << 50}
-        limits |= {"max_seqs": 1 << 16, "max_step_tokens": 1 << 20}
+        limits |= {"max_seqs": 1 << 16, "key_seats": 1 << 16, "max_step_tokens": 1 << 20}
         for name, most in limits.items():
             value = getattr(self, name)
             if value is None:
