@@ -284,7 +284,7 @@ def _of_process(memory: MemoryPlan) -> str:
 
 
 def measured_line(config: EngineConfig, kv_blocks: int, when: str) -> str | None:
-    """How the memory that was planned compares with what was taken, with ``kv_blocks`` in use at most."""
+    """How the memory that was planned compares with what was taken, with ``kv_blocks`` in use or cached."""
     memory, peak = config.memory, peak_resident()
     if memory is None or peak is None:
         return None

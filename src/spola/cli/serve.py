@@ -290,6 +290,6 @@ def _read_server(given: dict[str, Any], host: str) -> ServerOptions:
 
 def _compare(service: Service, when: str, say: Callable[[str], None]) -> None:
     """Say how the memory planned compares with the memory taken."""
-    line = measured_line(service.config, service.metrics.kv_peak, when)
+    line = measured_line(service.config, service.metrics.kv_filled_peak, when)
     if line is not None:
         say(line)

@@ -63,6 +63,7 @@ class Metrics:
         self.busy_s = 0.0
         self.idle_seat_s = 0.0  # seconds of steps, times seats that computed nothing in them
         self.waiting = self.running = 0
+        self.kv_filled_peak = 0  # blocks in use or cached: what has been written to
         self.kv_used = self.kv_peak = self.kv_blocks = self.kv_shared = self.kv_cached = 0
         self.last_step_s: float | None = None  # when a step last ended, on the engine's clock
         self._last_token: dict[int, float] = {}
@@ -75,6 +76,7 @@ class Metrics:
         self.kv_used, self.kv_blocks = sum(report.kv_used), sum(report.kv_blocks)
         self.kv_shared, self.kv_cached = sum(report.kv_shared), sum(report.kv_cached)
         self.kv_peak = max(self.kv_peak, self.kv_used)
+        self.kv_filled_peak = max(self.kv_filled_peak, self.kv_used + self.kv_cached)
         gaps = self._tokens(report.events, report.end_s)
         for gap, n in gaps.items():
             self._gap(gap, n)
