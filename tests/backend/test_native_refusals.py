@@ -109,10 +109,6 @@ def test_parts_that_are_not_lowered_are_named() -> None:
         ({"attention": replace(second.attention, positions=Alibi())}, "Alibi"),
         ({"mlp": replace(mlp, gated=False, clamp=7.0)}, "a clamped activation without a gate"),
         (
-            {"mlp": MoeMlp(4, 2, mlp, Router("sigmoid", True))},
-            "routing by sigmoid, or with a selection bias or groups",
-        ),
-        (
             {"mlp": MoeMlp(4, 2, mlp, Router("softmax", True)), "residual": "parallel"},
             "experts beside attention",
         ),
