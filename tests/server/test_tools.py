@@ -296,29 +296,28 @@ def test_a_long_list_of_tools_does_not_fit(running: Running) -> None:
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
 
-def test_with_the_openai_client(running: Running) -> None:
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0) as client:
-        done = client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": "hi"}],
-            tools=[NOW],
-            tool_choice="required",
-            max_tokens=150,
-        )
-        (call,) = done.choices[0].message.tool_calls
-        assert (call.type, call.function.name, json.loads(call.function.arguments)) == ("function", "now", {})
-        events = client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": "hi"}],
-            tools=[NOW],
-            tool_choice={"type": "function", "function": {"name": "now"}},
-            max_tokens=150,
-            stream=True,
-        )
-        deltas = [c.choices[0].delta for c in events]
-        calls = [call for delta in deltas for call in delta.tool_calls or ()]
-        assert calls[0].function.name == "now"
-        assert json.loads("".join(call.function.arguments or "" for call in calls)) == {}
+def test_with_the_openai_client(client: openai.OpenAI) -> None:
+    done = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        tools=[NOW],
+        tool_choice="required",
+        max_tokens=150,
+    )
+    (call,) = done.choices[0].message.tool_calls
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == ("function", "now", {})
+    events = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        tools=[NOW],
+        tool_choice={"type": "function", "function": {"name": "now"}},
+        max_tokens=150,
+        stream=True,
+    )
+    deltas = [c.choices[0].delta for c in events]
+    calls = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert calls[0].function.name == "now"
+    assert json.loads("".join(call.function.arguments or "" for call in calls)) == {}
 
 
 THINKING = (

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,7 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from formats import config_of, halves, tokenizer, write_arrays
-from peer_run import PROMPT, Place, Process, forget, touch
+from peer_report import spread
+from peer_run import PROMPT, Job, Place, Process, forget, theirs, touch
 
 from spola.formats.gguf import open_gguf
 from spola.spec.from_gguf import from_gguf
@@ -78,11 +78,6 @@ def ours(model: Path, threads: int) -> list[str]:
     return [*program, "--max-model-len", CONTEXT, "--threads", str(threads), "--json", PROMPT]
 
 
-def theirs(llama: Path, model: Path, threads: int) -> list[str]:
-    program = [str(llama / "llama-completion"), "-m", str(model), "-t", str(threads), "-n", "1"]
-    return [*program, "-c", CONTEXT, "-no-cnv", "--temp", "0", "-p", PROMPT]
-
-
 def checked(command: list[str]) -> Process:
     done = Process(command)
     if done.status:
@@ -108,10 +103,6 @@ def planned(model: Path) -> int:
     return int(document["memory"]["total"])
 
 
-def median(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
-
-
 def take_turns(sides: dict[str, Callable[[], Any]], number: int) -> dict[str, Any]:
     """Every side once; who comes first changes from round to round."""
     order = list(sides) if number % 2 else list(reversed(sides))
@@ -122,7 +113,10 @@ def measure(name: str, place: Place, rounds: int) -> dict[str, Any]:
     file = place.model(name)
     model = folder_of(file) if name.endswith("BF16") else file
     paths, threads = {"spola": model, "llama.cpp": file}, place.threads
-    commands = {"spola": ours(model, threads), "llama.cpp": theirs(place.llama, file, threads)}
+    commands = {
+        "spola": ours(model, threads),
+        "llama.cpp": theirs(Job(name, "llama", "load", ()), place, file),
+    }
 
     def one(side: str, kind: str) -> Process:
         for path in files_of(paths[side]):
@@ -146,7 +140,7 @@ def measure(name: str, place: Place, rounds: int) -> dict[str, Any]:
         print(
             name, "round", number + 1, {key: round(rows[-1], 2) for key, rows in samples.items()}, flush=True
         )
-    found: dict[str, Any] = {key: median(rows) for key, rows in samples.items()}
+    found: dict[str, Any] = {key: spread(rows) for key, rows in samples.items()}
     found["file_mb"] = sum(path.stat().st_size for path in files_of(model)) / 2**20
     found["planned_mb"] = planned(model) / 2**20
     return found
