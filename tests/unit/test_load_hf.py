@@ -122,6 +122,33 @@ def test_places_of_the_chat_template(folder: Path, files: dict[str, str], templa
         assert opened.template == template
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
+def test_a_template_does_not_lead_out_of_the_folder(folder: Path, name: str) -> None:
+    """R39: /props shows a template, which must not be any file of this machine."""
+    secret = folder.parent / "secret"
+    secret.write_text("of somebody else")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to(secret)
+    with pytest.raises(ModelError, match="is a link out of the model's folder") as caught:
+        open_model(where(folder))
+    assert "somebody" not in str(caught.value)
+    (folder / name).unlink()
+    (folder / "mine").write_text("T")
+    (folder / name).symlink_to(folder / "mine")
+    with open_model(where(folder)) as opened:
+        assert "T" in (opened.template, opened.tool_template)
+
+
+def test_a_folder_of_links_as_in_the_cache_of_the_hub(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("T")
+    snapshot = folder.parent / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    for path in folder.iterdir():
+        (snapshot / path.name).symlink_to(path)
+    with open_model(where(snapshot)) as opened:
+        assert opened.template == "T"
+
+
 def test_named_chat_templates(folder: Path) -> None:
     metadata = write_tiny_gguf(folder / "t.gguf", Tiny()).metadata
     (folder / "t.gguf").unlink()

@@ -159,10 +159,12 @@ def _ids(values: Mapping[str, Any], name: str) -> set[int]:
 def folder_template(folder: Path, name: str = "default") -> str | None:
     """The source of the chat template called ``name``; None without one.
 
-    It is in a file of its own, else in one of two JSON files.
+    It is in a file of its own, else in one of two JSON files. Raises ModelError for a link that leads
+    elsewhere: a template is shown to clients, and must not show them any other file of this machine.
     """
     own = folder / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
     if own.exists():
+        _stay_inside(folder, own)
         try:
             return _whole(own, _TEMPLATE_LIMIT).decode() or None
         except UnicodeDecodeError as error:
@@ -172,6 +174,13 @@ def folder_template(folder: Path, name: str = "default") -> str | None:
         if found:
             return found
     return None
+
+
+def _stay_inside(folder: Path, path: Path) -> None:
+    """Refuse a link out of the folder, but to where the configuration is too, as in the hub's cache."""
+    place, config = path.resolve(), (folder / "config.json").resolve()
+    if not place.is_relative_to(folder.resolve()) and place.parent != config.parent:
+        raise file_error(path, "is a link out of the model's folder; put the template itself there")
 
 
 def _template_in(value: Any, name: str, wanted: str) -> str | None:
