@@ -270,6 +270,28 @@ def test_clients_that_leave_stop_their_work(server: Server) -> None:
     assert server.metric("spola:generation_tokens_total") - generated < 4 * 200
 
 
+def test_sixty_four_at_once_and_slow_readers(server: Server) -> None:
+    """R31: every answer is the one that its request has alone, whoever else is there and does not read."""
+    prompts = [f"{number} times {number} is" for number in range(8)]
+    alone = [server.text(prompt, max_tokens=8) for prompt in prompts]
+    slow = [server.open() for _ in range(10)]
+    for connection in slow:
+        body = {"prompt": FRANCE, "max_tokens": 40, "ignore_eos": True, "temperature": 0, "stream": True}
+        connection.request("POST", COMP, json.dumps(body))
+    with ThreadPoolExecutor(64) as pool:
+        many = [
+            pool.submit(server.stream if number % 2 else server.text, prompts[number % 8], max_tokens=8)
+            for number in range(64)
+        ]
+        found = [future.result() for future in many]
+    assert [one if isinstance(one, str) else one[0] for one in found] == alone * 8
+    endings = set()
+    for connection in slow:
+        endings.add(connection.getresponse().read().rstrip().rsplit(b"\n", 1)[-1])
+        connection.close()
+    assert endings == {b"data: [DONE]"}
+
+
 def test_company_changes_nothing_and_usage_is_counted_once(server: Server) -> None:
     prompts = [FRANCE, "Water boils at", "1, 2, 3, 4,", "def main():\n", "Once upon a time", "la la la"]
     alone = [server.comp(prompt, max_tokens=24) for prompt in prompts]

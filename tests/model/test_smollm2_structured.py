@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("spola._native", reason="the native extension is not built")
 
@@ -124,6 +125,27 @@ def test_json_objects_have_no_runs_of_blanks(llm: LLM) -> None:
             assert choice.finish_reason == "length"
         blanks = "".join(c if c in " \n\t\r" else "x" for c in choice.text)
         assert max(map(len, blanks.split("x"))) <= 9 or '"' in choice.text
+
+
+def test_a_form_that_the_bias_forbids_ends_clean_and_harms_nobody(llm: LLM) -> None:
+    """R27: every token with a brace is made as unlikely as a request can, or is not allowed at all."""
+    tokenizer = llm.service.tokenizer
+    braces = [i for i in range(tokenizer.vocab_size) if b"{" in tokenizer.token_bytes(i)]
+    assert len(braces) > 10
+    chat = [{"role": "user", "content": "hi"}]
+    plain = SamplingParams(temperature=0, max_tokens=40)
+    alone = llm.chat(chat, plain)[0].outputs[0]
+    biased = replace(params(1, 80, json_object=True), logit_bias=dict.fromkeys(braces[:300], -100.0))
+    others = [i for i in range(tokenizer.vocab_size) if i not in set(braces)][:1000]
+    impossible = replace(params(1, 80, json_object=True), allowed_token_ids=others)
+    found = [output.outputs[0] for output in llm.chat([chat] * 3, [biased, impossible, plain])]
+    if found[0].finish_reason == "stop":
+        assert isinstance(json.loads(found[0].text), dict)
+    else:
+        assert found[0].finish_reason == "length"
+    assert found[0].text.startswith("{")
+    assert (found[1].finish_reason, found[1].text) == ("error", "")
+    assert (found[2].token_ids, found[2].text) == (alone.token_ids, alone.text)
 
 
 def test_drafts_and_company_do_not_change_a_constrained_answer(llm: LLM) -> None:

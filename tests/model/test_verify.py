@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from test_families import case_of
 from spola.backends.native.convert import convert_rows
 from spola.cli import main as cli
 from spola.core.dtype import BY_NAME
+from spola.evaluate.verify import REFERENCE
+from spola.evaluate.verify import verify as verify_model
 from spola.formats.gguf import open_gguf
 from spola.formats.gguf_write import NewTensor, write_gguf
 from spola.load.model import open_model
@@ -22,6 +27,8 @@ from spola.load.resolve import resolve_model
 from spola.quantize.write import quantize
 from support.families import write_folder
 from support.hf_tokenizer import folder_tokenizer
+
+verify_module = importlib.import_module("spola.evaluate.verify")
 
 Tensors = dict[str, np.ndarray]
 Keys = dict[str, Any]
@@ -188,6 +195,42 @@ def test_a_file_alone_and_a_file_in_its_folder(tmp_path: Path) -> None:
     good.rename(inside)
     code, checks = verify(inside, None)
     assert (code, checks["structure"]["ok"]) == (0, True)
+
+
+BACKENDS = "native against the reference"
+
+
+def told(path: Path, backend: str) -> tuple[bool | None, str]:
+    """What is said of the logits of ``backend`` and of the reference."""
+    report = verify_model(resolve_model(str(path)), backend=backend)
+    (check,) = [check for check in report.checks if check.name == BACKENDS]
+    return check.ok, check.detail
+
+
+def test_equal_logits_are_called_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = make(tmp_path, "llama3")
+    assert told(good, REFERENCE) == (True, "the logits are equal")
+    real = verify_module._logits
+
+    def off(by: float) -> Callable[..., list[bytes]]:
+        def logits(where: Any, ids: Any, options: Any) -> list[bytes]:
+            rows = real(where, ids, replace(options, backend=REFERENCE))
+            if options.backend == REFERENCE:
+                return rows
+            values = np.frombuffer(b"".join(rows), "<f4").copy()
+            values[7] += by * np.abs(values).max()
+            return [values.tobytes()]
+
+        return logits
+
+    for by, ok in ((1e-4, True), (2e-3, False), (math.nan, False)):
+        monkeypatch.setattr(verify_module, "_logits", off(by))
+        found = told(good, "native")
+        assert found[0] is ok
+        assert "equal" not in found[1]
+        assert ("at most 0.001 was expected" in found[1]) is not ok
+    monkeypatch.setattr(verify_module, "_logits", off(1e-4))
+    assert told(good, "native") == (True, "logits within 1.0e-04 of the largest")
 
 
 def test_the_report_for_people(tmp_path: Path) -> None:

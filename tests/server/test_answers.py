@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 import urllib.parse
+import urllib.request
 from typing import Any
 
 import openai
@@ -140,6 +141,69 @@ def test_every_stream_line_is_json_and_the_end_comes_once(running: Running) -> N
         assert all(chunk["choices"] for chunk in chunks)
         assert all("usage" not in chunk for chunk in chunks)
         assert sum(c["choices"][0]["finish_reason"] is not None for c in chunks) == 1
+
+
+@pytest.mark.parametrize("said", ["", "x"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_of_nothing_or_little_has_the_same_shape(running: Running, said: str, n: int) -> None:
+    """R21: an answer of no visible character, or of one token; several choices at once."""
+    answer, running.parrot.answer = (
+        running.parrot.answer,
+        running.service.tokenizer.encode(said, add_bos=False),
+    )
+    try:
+        for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "a"})):
+            options = {"n": n, "stream_options": {"include_usage": True}}
+            *chunks, last = running.chunks(path, {**body, **options})
+            choices = [choice for chunk in chunks for choice in chunk["choices"]]
+            for index in range(n):
+                mine = [choice for choice in choices if choice["index"] == index]
+                texts = [c.get("text", c.get("delta", {}).get("content")) or "" for c in mine]
+                assert "".join(texts) == said
+                assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["stop"]
+                if "messages" in body:
+                    assert mine[0]["delta"]["role"] == "assistant"
+            assert (last["choices"], last["usage"]["completion_tokens"]) == ([], n * (len(said) + 1))
+            assert all(chunk.get("usage") is None for chunk in chunks)
+            assert len({(chunk["id"], chunk["created"]) for chunk in (*chunks, last)}) == 1
+    finally:
+        running.parrot.answer = answer
+
+
+def test_a_step_that_takes_long_holds_up_no_other_route(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R23: while the engine computes, as in a long prompt, everything that needs no engine is answered."""
+    gate, begun = threading.Event(), threading.Event()
+    execute = running.parrot.execute
+
+    def waits(step: Any) -> Any:
+        begun.set()
+        assert gate.wait(PATIENCE_S)
+        return execute(step)
+
+    monkeypatch.setattr(running.parrot, "execute", waits)
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(running.post("/v1/completions", {"prompt": "a"})))
+    thread.start()
+    try:
+        assert begun.wait(PATIENCE_S)
+        for path in ("/health", "/v1/models", "/version", "/openapi.json"):
+            assert running.get(path)[0] == 200
+        with urllib.request.urlopen(running.url + "/metrics", timeout=PATIENCE_S) as response:
+            assert b"num_requests_running" in response.read()
+        assert running.post("/tokenize", {"prompt": "a"})[0] == 200
+        # The head of a stream comes before its first token.
+        body = json.dumps({**CHAT, "stream": True}).encode()
+        with urllib.request.urlopen(running.url + "/v1/chat/completions", body, timeout=PATIENCE_S) as stream:
+            assert stream.status == 200
+            assert not got
+            gate.set()
+            assert b"[DONE]" in stream.read()
+    finally:
+        gate.set()
+        thread.join(PATIENCE_S)
+    assert got[0][0] == 200
 
 
 def wait_idle(running: Running) -> None:

@@ -124,6 +124,40 @@ def test_a_page_that_was_named_may_read_every_answer(
     assert answer.status == (403 if body else status)
 
 
+def test_a_page_that_was_named_may_read_a_bug_too(guarded: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def burst(prompt: object, **how: object) -> None:
+        raise ZeroDivisionError(ALICE)
+
+    monkeypatch.setattr(guarded.service, "prompt_ids", burst)
+    answer = ask(guarded, "/v1/completions", PROMPT, {**GOOD, "Origin": "https://chat.example"})
+    assert (answer.status, answer.body["error"]["message"]) == (500, "internal error")
+    assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+
+
+@pytest.mark.parametrize("path", ["/props", "/info", "/v1/models", "/api/tags", "/version", "/openapi.json"])
+def test_no_answer_holds_a_secret(guarded: Running, path: str) -> None:
+    answer = ask(guarded, path, headers=GOOD)
+    assert answer.status == 200
+    for secret in (ALICE, BOB, "env-secret"):
+        assert secret.encode() not in answer.data
+
+
+def test_of_two_secrets_one_that_is_right_is_enough(guarded: Running) -> None:
+    """R37: the same rule in both orders; the Authorization header comes first."""
+    bearer, own = {"Authorization": f"Bearer {ALICE}"}, {"x-api-key": "env-secret-0123456789"}
+    for headers, name in (
+        ({**bearer, **own}, "alice"),
+        ({**bearer, "x-api-key": "wrong"}, "alice"),
+        ({"Authorization": "Bearer wrong", **own}, "env"),
+    ):
+        account = guarded.state.accounts.all[name]
+        before = account.requests
+        assert ask(guarded, "/v1/completions", PROMPT, headers).status == 200
+        assert account.requests == before + 1
+    wrong = {"Authorization": "Bearer wrong", "x-api-key": "wrong"}
+    assert ask(guarded, "/v1/completions", PROMPT, wrong).status == 401
+
+
 def test_without_keys_only_pages_of_this_machine_may_post(running: Running) -> None:
     own = running.url
     assert ask(running, "/v1/completions", PROMPT, {"Origin": own}).status == 200

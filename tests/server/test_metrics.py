@@ -85,6 +85,32 @@ def test_counters_are_the_sums_of_usage(tmp_path: Path) -> None:
                 assert again[at] >= number
 
 
+def test_what_fails_and_who_leaves_is_counted_apart(tmp_path: Path) -> None:
+    """R40: neither adds to the requests that ended well, and their tokens are those that were made."""
+    with serving(tmp_path) as running:
+        good = ask(running, "/v1/completions", {"prompt": "a", "max_tokens": 7, "ignore_eos": True})
+        running.parrot.broken = "no luck"
+        assert ask(running, "/v1/completions", {"prompt": "a", "max_tokens": 7}).status == 500
+        running.parrot.broken, running.parrot.delay = None, 0.01
+        with socket.create_connection(("127.0.0.1", int(running.url.rsplit(":", 1)[1]))) as leaves:
+            body = b'{"prompt": "a", "max_tokens": 200, "ignore_eos": true, "stream": true}'
+            leaves.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            )
+            until(lambda: value(scrape(running), "spola:num_requests_running") == 1)
+        until(lambda: not running.state.desk.busy)
+        page = scrape(running)
+        ended = {
+            reason: value(page, "spola:request_success_total", finished_reason=reason)
+            for reason in ("stop", "length", "abort", "error")
+        }
+        assert ended == {"stop": 0, "length": 1, "abort": 1, "error": 1}
+        assert value(page, "spola:http_requests_total", route="/v1/completions", status="500") == 1
+        tokens = value(page, "spola:generation_tokens_total")
+        assert good.body["usage"]["completion_tokens"] <= tokens < 200
+        assert value(page, "spola:time_to_first_token_seconds_count") in (1, 2)
+
+
 def test_time_is_told_as_the_client_sees_it(tmp_path: Path) -> None:
     with serving(tmp_path, delay=0.02) as running:
         started = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from typing import Any
 
 import pytest
@@ -116,6 +117,28 @@ def test_chat(running: Running, body: dict[str, Any], param: str | None) -> None
 )
 def test_completions(running: Running, body: dict[str, Any], param: str) -> None:
     check(running, "/v1/completions", body, param)
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../../etc/passwd", "a\x00b", "x" * 10**6, "tiny/../tiny", "."]
+)
+def test_a_name_of_no_model_reaches_nothing(running: Running, name: str) -> None:
+    """R39: no file is looked for, and what is answered tells no place of this machine."""
+    for path, body in (
+        ("/v1/chat/completions", {**CHAT, "model": name}),
+        ("/v1/completions", {"prompt": "a", "model": name}),
+        ("/v1/embeddings", {"input": "a", "model": name}),
+        ("/v1/responses", {"input": "a", "model": name}),
+        ("/tokenize", {"prompt": "a", "model": name}),
+    ):
+        status, answer = running.post(path, body)
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        text = answer["error"]["message"]
+        assert len(text) < 500
+        assert "tiny" in text
+        assert "pytest" not in text  # the model's own folder
+    status, answer = running.get("/v1/models/" + urllib.parse.quote(name[:2000], safe=""))
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
 def check(running: Running, path: str, body: dict[str, Any], param: str | None) -> None:
