@@ -136,7 +136,7 @@ def test_prompts_seen_before_start_late_and_answer_alike(alone: list[Answer]) ->
 def test_a_draft_model_for_all_of_them(alone: list[Answer]) -> None:
     """One that agrees always: the same model, whose drafts are drawn with the same random numbers."""
     with smollm2(threads=2, max_seqs=8, max_step_tokens=96, speculate="draft=smollm2") as model:
-        speculator = model.loaded.engine.scheduler._speculator
+        speculator = model.loaded.engine.scheduler.speculator
         assert speculator is not None
         speculator.cost, speculator.draft_cost = (lambda rows: 1.0), (lambda rows: 0.01)
         assert model.run(list(range(8))) == alone

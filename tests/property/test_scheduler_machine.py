@@ -250,7 +250,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert best not in victims or len(before) == 1 or newcomers, "the best rank was preempted"
             SEEN["gave way to a class"] += bool(newcomers)
         assert all(r.passed <= MAX_PASSED for r in self.s.waiting)
-        most = self.s._prompts._admission._key_seats
+        most = self.s._prompts._key_seats
         if most is not None:
             seated = Counter(r.key for r in self.s.running)
             assert max(seated.values(), default=0) <= most

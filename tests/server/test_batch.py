@@ -201,9 +201,9 @@ def test_an_engine_that_fails_loses_nothing_that_was_done(model: Path, tmp_path:
     steps = iter(range(40))
     engine_step = service.loop._engine.step
 
-    def broken(now: float):
+    def broken(now: float, meanwhile: Any) -> Any:
         assert next(steps, None) is not None, "no more steps"
-        return engine_step(now)
+        return engine_step(now, meanwhile)
 
     service.loop._engine.step = broken
     with (

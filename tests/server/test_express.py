@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,20 +94,46 @@ def test_a_frame_is_the_event() -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_most_pieces_take_the_short_way(running: Running, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """Some, or all, may still go the long way: whoever had not come to wait for the next one."""
-    written = []
-    write = Writer.write
-    monkeypatch.setattr(Writer, "write", lambda self, body: (written.append(body), write(self, body))[1])
+    written: list[bool] = []
+    on_lanes(monkeypatch, lambda text, put: written.append(put(text)) or written[-1])
     running.parrot.delay = 0.02
     body = {"prompt": "a"} if path == "/v1/completions" else CHAT
     chunks = running.chunks(path, {**body, "max_tokens": 200})
     assert text_of(chunks) == TEXT
-    assert len(written) > len(chunks) // 2
+    assert sum(written) > len(chunks) // 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": CHAT["messages"]}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/api/chat", {"model": "tiny", "messages": CHAT["messages"], "options": {"num_predict": 200}}),
+        ("/generate_stream", {"inputs": "a", "parameters": {"max_new_tokens": 200}}),
+        ("/completion", {"prompt": "a", "n_predict": 200}),
+    ],
+)
+def test_other_protocols_pieces_take_a_short_way_too(
+    running: Running, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    written = []
+    write = Writer.write
+    monkeypatch.setattr(Writer, "write", lambda self, body: (written.append(body), write(self, body))[1])
+    running.parrot.delay = 0.02
+    most = {"/v1/messages": {"max_tokens": 200}, "/v1/responses": {"max_output_tokens": 200}}.get(path, {})
+    data = json.dumps({**body, **most, "stream": True}).encode()
+    with urllib.request.urlopen(running.url + path, data=data, timeout=60) as response:
+        lines = [line.decode() for line in response if line.strip()]
+    assert len(lines) > 20
+    assert len(written) > 10
+    assert not any("server_error" in line for line in lines)
 
 
 def test_a_client_that_reads_by_fits_gets_everything_in_order(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = itertools.cycle((True, True, False))
+    on_lanes(monkeypatch, lambda text, put: next(turns) and put(text))
     monkeypatch.setattr(Writer, "ready", property(lambda self: next(turns)))
     running.parrot.delay = 0.005
     for _ in range(3):
@@ -118,16 +146,35 @@ def test_a_fault_on_the_short_way_ends_its_stream_only(
 ) -> None:
     events = CompletionShape.events
 
+    def broken_lane(text: str, put: Callable[[str], bool]) -> bool:
+        if "😸" in text:
+            raise ZeroDivisionError
+        return put(text)
+
     def broken(self: CompletionShape, delta: Delta, jobs: Any) -> bytes:
         if "😸" in delta.text:
             raise ZeroDivisionError
         return events(self, delta, jobs)
 
     monkeypatch.setattr(CompletionShape, "events", broken)
+    on_lanes(monkeypatch, broken_lane)
     running.parrot.delay = 0.01
     lines = running.lines("/v1/completions", {"prompt": "a", "max_tokens": 200, "stream": True})
     assert json.loads(lines[-1][6:])["error"]["type"] == "server_error"
+    monkeypatch.undo()
     assert text_of(running.chunks("/v1/chat/completions", {**CHAT, "max_tokens": 200})) == TEXT
+
+
+def on_lanes(monkeypatch: pytest.MonkeyPatch, put: Callable[[str, Callable[[str], bool]], bool]) -> None:
+    """Let ``put`` have what lanes are to write, with the lane."""
+    lane = Writer.lane
+    monkeypatch.setattr(Writer, "lane", lambda self, frame: partial(_swapped, put, lane(self, frame)))
+
+
+def _swapped(
+    put: Callable[[str, Callable[[str], bool]], bool], lane: Callable[[str], bool], text: str
+) -> bool:
+    return put(text, lane)
 
 
 def text_of(chunks: list[dict[str, Any]]) -> str:

@@ -46,7 +46,7 @@ def attach(
     drafter = Drafter(
         runner, kv, lambda n: 1.0, ratio=0.1, max_rows=rows, max_len=max_len, identity={}, **more
     )
-    rig.scheduler._speculator = Speculator(drafter, lambda n: 1.0, most=most, draft_cost=lambda n: 0.01)
+    rig.scheduler.speculator = Speculator(drafter, lambda n: 1.0, most=most, draft_cost=lambda n: 0.01)
     rig.engine.drafter = drafter
     return drafter
 

@@ -57,7 +57,7 @@ def rig_for(requests, *, wrong=lambda at: False, cost=free, most=6, **fields):
     answers = {r.id: expected(r, list(r.known), 200).ids for r in requests}
     oracle = Oracle(answers, wrong)
     rig = Rig(**fields)
-    rig.scheduler._speculator = Speculator(oracle, cost, most=most)
+    rig.scheduler.speculator = Speculator(oracle, cost, most=most)
     rig.add(*requests)
     return rig, oracle, answers
 
@@ -179,7 +179,7 @@ def test_drafts_take_no_block_that_a_decode_needs() -> None:
         requests = [request(i, 6, 20) for i in range(3)]
         rig, _, answers = rig_for(requests, blocks=12, seqs=3, rows=64)
         if not speculate:
-            rig.scheduler._speculator = None
+            rig.scheduler.speculator = None
         assert {id: r.ids for id, r in rig.finish().items()} == answers
         return rig
 

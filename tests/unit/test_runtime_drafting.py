@@ -33,7 +33,7 @@ def pair(tmp_path_factory) -> tuple[str, str]:
 
 def eager(llm) -> None:
     """Draft as if a step cost nothing: tiny models would find that it does not pay."""
-    speculator = llm.service.loop._engine.scheduler._speculator
+    speculator = llm.service.loop._engine.scheduler.speculator
     speculator.cost, speculator.draft_cost = (lambda rows: 1.0), (lambda rows: 0.01)
 
 

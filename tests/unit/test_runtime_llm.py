@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -259,7 +260,7 @@ def test_closing_ends_what_runs(llm: LLM) -> None:
 
 
 def test_a_broken_invariant_stops_the_engine_loudly(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def burst(now: float) -> None:
+    def burst(now: float, meanwhile: Callable[[], None]) -> None:
         raise AssertionError("a block is lost")
 
     monkeypatch.setattr(llm.service.loop._engine, "step", burst)

@@ -37,6 +37,7 @@ from spola.runtime.build import build_service
 from spola.runtime.config import Options
 from spola.runtime.llm import LLM
 from spola.runtime.service import Service
+from spola.runtime.turns import Turns
 from spola.server.app import create_app
 from spola.server.connections import protocol
 from spola.server.serve import bind
@@ -168,7 +169,7 @@ def serving(
     model: str, options: Options, pretend_s: float | None = None
 ) -> Iterator[tuple[str, Service, Timed]]:
     """A server in a thread of this process, its URL, and the clock around its native call."""
-    service = build_service(model, options)
+    service = build_service(model, options, turn=Turns())  # as serve does
     runner = service.loop._engine.runner
     if pretend_s is not None:
         runner._decoder = Pretended(runner._decoder, pretend_s, service.prompt_ids(TEXT))

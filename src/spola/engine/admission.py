@@ -11,15 +11,16 @@ places that one key may have is passed by other keys, as often as need be.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 
+from spola.engine.fair import Seats
 from spola.engine.hits import PrefixCache
 from spola.engine.kv import NO_HIT, Hit
 from spola.engine.limits import Limits
 from spola.engine.request import Request, Status
 
-__all__ = ["Admission", "Door"]
+__all__ = ["MAX_HELD_BACK", "MAX_PASSED", "Admission", "Door"]
 
 MAX_PASSED = 16  # requests that may begin before one that came first and does not fit
 MAX_TRIED = 8  # requests behind it that are looked at in one step
@@ -36,11 +37,10 @@ class Door:
         running: Sequence[Request],
         requests: Mapping[int, Request],
         cache: PrefixCache,
-        key_seats: int | None = None,
+        seats: Seats,
     ) -> None:
         self._queue = deque(queue)
-        self._key_seats = key_seats
-        self._seated = Counter(r.key for r in running) if key_seats is not None else Counter()
+        self._seats = seats
         self._held_back = 0
         self._running = running
         self._requests = requests
@@ -58,7 +58,7 @@ class Door:
         while self._queue and self.places > 0:
             if self._head is not None and (self._head.passed >= MAX_PASSED or self._tried >= MAX_TRIED):
                 return None
-            if self._key_seats is not None and self._seated[self._queue[0].key] >= self._key_seats:
+            if self._seats.full(self._queue[0].key):
                 self._hold_back()
                 continue
             hit = self._begin(self._queue[0])
@@ -75,8 +75,7 @@ class Door:
     def admitted(self) -> None:
         """The request of the last ``peek`` has begun."""
         request = self._queue.popleft()
-        if self._key_seats is not None:
-            self._seated[request.key] += 1
+        self._seats.take(request)
         self._next = None
         self.places -= 1
         if self._head is not None:
@@ -135,7 +134,6 @@ class Admission:
         self._mode = limits.batching
         self._window_s = limits.batch_window_s
         self._seats = seats
-        self._key_seats = limits.key_seats
         self._cache = cache
         self._left = 0  # of the batch that is being filled
 
@@ -144,6 +142,7 @@ class Admission:
         waiting: Sequence[Request],
         running: Sequence[Request],
         requests: Mapping[int, Request],
+        seats: Seats,
         now: float,
     ) -> Door:
         """The door of a step. Tell ``close`` when the step is planned."""
@@ -152,11 +151,7 @@ class Admission:
             if not running:
                 self._left = 0 if self.due(waiting, now) > now else min(self._seats, len(waiting))
             places = min(places, self._left)
-        return Door(waiting, places, running, requests, self._cache, self._key_seats)
-
-    def seated(self, request: Request, running: Sequence[Request]) -> bool:
-        """Whether the key of ``request`` has all the places that one key may have."""
-        return self._key_seats is not None and sum(r.key == request.key for r in running) >= self._key_seats
+        return Door(waiting, places, running, requests, self._cache, seats)
 
     def close(self, door: Door, begun: int) -> None:
         """``begun`` requests have begun. A batch that somebody does not fit into is full."""

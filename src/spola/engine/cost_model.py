@@ -17,6 +17,8 @@ from spola.core.step import Step
 __all__ = ["CostModel", "Prices", "StepBudget", "Work", "work_of"]
 
 FLOOR_ROWS = 16  # prompt rows that every step may have: fewer waste the pass over the weights
+SHORT = 0.25  # of the length of a step, where somebody may come who should not wait for its end
+SHORT_ROWS = 48  # prompt rows that such a step may have: the pass over the weights is a quarter of it then
 TILE_ROWS = 16  # larger chunks are whole tiles of the kernels
 
 FIRST_ROWS = 8
@@ -34,6 +36,8 @@ _FEW_STEPS = 3.0
 _DRIFTS = 8  # so many in a row
 _REFIT = 8  # steps between two fits, once there are some
 _LEAST = 0.05  # no price falls below this part of its proportion: none is ever free
+
+_PUT_OFF = 32  # steps that may wait to be learnt from: so many in a row cost less than one now and then
 
 _SPREADS = 2.0  # deviations of their errors by which steps are planned below the target
 _FIRST_SPREAD = 0.05  # before any step: counts as one
@@ -232,25 +236,56 @@ class StepBudget:
     def __init__(self, model: CostModel, itl_target_s: float, *, floor: int = FLOOR_ROWS) -> None:
         if not itl_target_s > 0:
             raise ConfigError(f"itl_target must be above 0, not {itl_target_s}")
-        self.model = model
+        self._model = model
+        self._unseen: list[tuple[Step, float]] = []
         self.itl_target_s = itl_target_s
         self.floor = floor
-        self.aim_s = itl_target_s * math.exp(-_SPREADS * _FIRST_SPREAD)
+        self._aim_s = itl_target_s * math.exp(-_SPREADS * _FIRST_SPREAD)
         self._weight = 1.0  # of the errors seen, their sum and that of their squares, old ones fading
         self._sum = 0.0
         self._squares = _FIRST_SPREAD**2
 
-    def rows(self, planned: Work, prompt_rows: int, start: int) -> int:
-        """Rows for a prompt at ``start`` beside ``planned``, of which ``prompt_rows`` are others'."""
-        left = max(0, self.floor - prompt_rows)
-        rows = self.model.rows_within(self.aim_s - self.model.seconds(planned), start, planned.rows)
+    @property
+    def model(self) -> CostModel:
+        """The prices, with all that was seen."""
+        if self._unseen:
+            self._learn()
+        return self._model
+
+    @property
+    def aim_s(self) -> float:
+        """How long a step is planned to be at most."""
+        if self._unseen:
+            self._learn()
+        return self._aim_s
+
+    def rows(self, planned: Work, prompt_rows: int, start: int, *, short: bool = False) -> int:
+        """Rows for a prompt at ``start`` beside ``planned``, of which ``prompt_rows`` are others'.
+
+        In a ``short`` step: of ``SHORT`` of the length, or with ``SHORT_ROWS`` of prompts.
+        """
+        part, floor = (SHORT, max(SHORT_ROWS, self.floor)) if short else (1.0, self.floor)
+        left = max(0, floor - prompt_rows)
+        model = self.model
+        rows = model.rows_within(part * self._aim_s - model.seconds(planned), start, planned.rows)
         if rows > TILE_ROWS:
             rows -= rows % TILE_ROWS
         return max(rows, left)
 
+    def saw(self, step: Step, elapsed_s: float) -> None:
+        """A step ran. Learnt from before the next answer, or when some have gathered."""
+        self._unseen.append((step, elapsed_s))
+        if len(self._unseen) >= _PUT_OFF:
+            self._learn()
+
+    def _learn(self) -> None:
+        unseen, self._unseen = self._unseen, []
+        for step, elapsed_s in unseen:
+            self.observe(work_of(step), elapsed_s)
+
     def observe(self, work: Work, elapsed_s: float) -> None:
         """Learn from a step that ran: its prices, and how far off their estimate was."""
-        estimate = self.model.seconds(work)
+        estimate = self._model.seconds(work)
         near = _NEAR[0] * self.itl_target_s < estimate < _NEAR[1] * self.itl_target_s
         if near and math.isfinite(elapsed_s) and elapsed_s > 0:
             off = min(max(math.log(elapsed_s / estimate), -_MOST_OFF), _MOST_OFF)
@@ -260,8 +295,8 @@ class StepBudget:
             mean = self._sum / self._weight
             spread = math.sqrt(max(0.0, self._squares / self._weight - mean * mean))
             margin = min(max(0.0, mean + _SPREADS * spread), _MOST_OFF)
-            self.aim_s = self.itl_target_s * math.exp(-margin)
-        self.model.observe(work, elapsed_s)
+            self._aim_s = self.itl_target_s * math.exp(-margin)
+        self._model.observe(work, elapsed_s)
 
 
 def _fit(gram: list[float], moment: list[float]) -> list[float]:

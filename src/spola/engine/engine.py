@@ -72,15 +72,21 @@ class Engine:
         """End a request with the reason "abort", told by the next ``step``. Idempotent."""
         self.scheduler.abort(id)
 
-    def step(self, now: float) -> list[Event]:
+    def step(self, now: float, meanwhile: Callable[[], None] = lambda: None) -> list[Event]:
         """Compute one step, if there is one, and tell what came of it.
+
+        ``meanwhile`` is called in any case, before the runner is: what it wakes other threads for they can do
+        while the runner computes.
 
         If the runner raises, every request in the step ends with an "error" event; the backend must then
         still be able to run other requests, or raise again. The same for an interrupt, which is passed on.
         """
         if self.drafter is not None:
+            meanwhile()
             now += self.drafter.draft(self.scheduler.drafting())
         step = self.scheduler.schedule(now)
+        if self.drafter is None:
+            meanwhile()
         if step is None:
             return self._tell(None, now, 0.0, self.scheduler.drain())
         step, faults = guarded(step, self.scheduler.requests, self.vocab)

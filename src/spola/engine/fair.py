@@ -8,14 +8,16 @@ class that is there, so that a lower class waits long but not for ever.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from spola.engine.request import Rank, Request
+from spola.engine.request import Rank, Request, Status
 
-__all__ = ["FairTags", "Order", "age", "cost_of"]
+__all__ = ["Company", "FairTags", "Order", "Seats", "age", "cost_of"]
 
 MANY_KEYS = 1024
 USUAL_OUTPUT = 256  # tokens that a request is charged for when it does not say how many it wants at most
+RECENT_S = 30.0  # a key is in company with others until so long after its last request has ended
 LOOKS = 8  # how often in a period ages are looked at
 
 
@@ -58,6 +60,62 @@ def cost_of(request: Request) -> int:
         return len(request.known)
     most = request.params.max_tokens
     return min(request.limit, len(request.known) + (USUAL_OUTPUT if most is None else most))
+
+
+class Seats:
+    """Places that keys have among ``running``, as long as a step is planned. ``most`` for one key; None: all.
+
+    The one count of them: for who may begin, and for whose turn it is.
+    """
+
+    def __init__(self, running: Iterable[Request], most: int | None) -> None:
+        self._taken: Counter[str] = Counter()
+        self._loads: dict[str, float] = {}  # places over weights
+        self._most = most
+        for request in running:
+            self.take(request)
+
+    def full(self, key: str) -> bool:
+        """Whether ``key`` has all the places that one may have."""
+        return self._most is not None and self._taken[key] >= self._most
+
+    def take(self, request: Request) -> None:
+        """``request`` has a place."""
+        self._taken[request.key] += 1
+        self._loads[request.key] = self._loads.get(request.key, 0.0) + 1 / request.weight
+
+    def load(self, request: Request) -> float:
+        """Places over weight of the key of ``request``, its own included."""
+        waits = request.status is Status.WAITING
+        return self._loads.get(request.key, 0.0) + (1 / request.weight if waits else 0.0)
+
+    def light(self, request: Request) -> bool:
+        """Whether another key has at least twice the load of that of ``request``."""
+        return 2 * self.load(request) <= max(self._loads.values(), default=0.0)
+
+
+class Company:
+    """Whether several keys use the engine, now or lately: whoever comes next then should not wait long."""
+
+    def __init__(self) -> None:
+        self._here: Counter[str] = Counter()  # requests that have not ended
+        self._gone: dict[str, float] = {}  # keys without any -> until when they count; earliest first
+
+    def came(self, key: str) -> None:
+        self._here[key] += 1
+        self._gone.pop(key, None)
+
+    def left(self, key: str, now: float) -> None:
+        """A request of ``key`` has ended."""
+        self._here[key] -= 1
+        if not self._here[key]:
+            del self._here[key]
+            self._gone[key] = now + RECENT_S
+
+    def several(self, now: float) -> bool:
+        while self._gone and (first := next(iter(self._gone.items())))[1] <= now:
+            del self._gone[first[0]]
+        return len(self._here) + len(self._gone) > 1
 
 
 class Order:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 
 from spola.core.step import Slice
-from spola.engine.cost_model import StepBudget, Work
+from spola.engine.cost_model import FLOOR_ROWS, StepBudget, Work
 from spola.engine.limits import Shape
 from spola.engine.request import Request
 
@@ -18,10 +18,12 @@ __all__ = ["Plan"]
 class Plan:
     """Slices chosen so far: ``entries`` are (request, rows, drafts) in the order of choice.
 
-    ``budget`` bounds the prompt rows, None does not. A backend with fixed chunks has one in any case.
+    ``budget`` bounds the prompt rows, None does not; to those of a short step, as long as ``short``. A
+    backend with fixed chunks has a bound in any case.
     """
 
     __slots__ = (
+        "_bound",
         "_budget",
         "_context",
         "_prefills",
@@ -31,29 +33,49 @@ class Plan:
         "_singles",
         "_work",
         "entries",
+        "head",
         "preempted",
+        "short",
         "victims",
     )
 
-    def __init__(self, shape: Shape, budget: StepBudget | None = None) -> None:
+    def __init__(self, shape: Shape, budget: StepBudget | None = None, *, short: bool = False) -> None:
         self.entries: list[tuple[Request, int, int]] = []
         self.preempted = False  # for the blocks of a decode: nobody is admitted in such a step
         self.victims: set[int] = set()  # ids of those who were preempted
+        self.head: Request | None = None  # the waiting one for whom some of them were
         self._shape = shape
         self._rows = shape.rows
         self._context = shape.context
         self._singles = 0
         self._prefills = 0
         self._budget = budget
+        self.short = short
+        self._bound: int | None = None  # on the rows of all prompts
         self._work = Work()
         self._prompt_rows = 0
 
     def prompt_room(self, start: int) -> int:
         """Rows that prompts can have together, those chosen included, if the next begins at ``start``."""
-        n = self._rows
+        return self._prompts_fit(self._rows, start) + self._prompt_rows
+
+    @property
+    def prompt_rows(self) -> int:
+        """Rows of prompts chosen so far."""
+        return self._prompt_rows
+
+    def crowd_out(self) -> int:
+        """Further prompts get together as many rows as there are, or a few. Gives the rows of all prompts."""
+        self._bound = self._prompt_rows + max(self._prompt_rows, FLOOR_ROWS)
+        return self._bound
+
+    def _prompts_fit(self, n: int, start: int) -> int:
+        """``n`` rows of a prompt from ``start`` on, or as many of them as fit beside what is chosen."""
         if self._budget is not None:
-            n = min(n, self._budget.rows(self._work, self._prompt_rows, start))
-        return n + self._prompt_rows
+            n = min(n, self._budget.rows(self._work, self._prompt_rows, start, short=self.short))
+        if self._bound is not None:
+            n = min(n, self._bound - self._prompt_rows)
+        return n
 
     def rows(self, request: Request, most: int | None = None) -> int:
         """Rows that the next slice of ``request`` may have now, without drafts; 0 = none in this step.
@@ -68,8 +90,8 @@ class Plan:
             n = min(n, most)
         if self._context is not None:
             n = min(n, self._context - request.computed)
-        if self._budget is not None and missing > 1:
-            n = min(n, self._budget.rows(self._work, self._prompt_rows, request.computed))
+        if missing > 1:
+            n = self._prompts_fit(n, request.computed)
         if shape.fixed_chunk is not None and n < min(missing, shape.fixed_chunk):
             return 0
         if n > 1 and (self._prefills >= shape.prefills or (self._singles and not shape.mixed)):
@@ -108,8 +130,7 @@ class Plan:
         n = min(request.missing - rows, self._rows, self._shape.chunk - rows)
         if self._context is not None:
             n = min(n, self._context)
-        if self._budget is not None:
-            n = min(n, self._budget.rows(self._work, self._prompt_rows, request.computed + rows))
+        n = self._prompts_fit(n, request.computed + rows)
         if rows == 1 or n <= 0:
             return 0
         self.entries[index] = request, rows + n, 0

@@ -35,6 +35,11 @@ class StepReport:
     arrivals: dict[int, float] = field(default_factory=dict)
 
     @property
+    def ended(self) -> bool:
+        """Whether a request has ended."""
+        return bool([event for event in self.events if event.finish_reason is not None])
+
+    @property
     def end_s(self) -> float:
         return self.start_s + self.elapsed_s
 

@@ -13,40 +13,33 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
-from heapq import heappop, heappush
-from itertools import chain
 
 from spola.core.errors import ConfigError
 from spola.core.runner import Capabilities, KvGroup
-from spola.core.step import Slice, SliceOutput, Step, StepOutput
-from spola.engine.cost_model import StepBudget, work_of
+from spola.core.step import SliceOutput, Step, StepOutput
+from spola.engine.cost_model import StepBudget
+from spola.engine.deadlines import Deadlines, expired
+from spola.engine.decodes import Decodes
 from spola.engine.entry import token_limit
 from spola.engine.events import Event
-from spola.engine.fair import Order
+from spola.engine.fair import Company, Order
 from spola.engine.hits import PrefixCache
 from spola.engine.invariants import check_scheduler
 from spola.engine.kv import KvSpace
+from spola.engine.landing import Landing
 from spola.engine.limits import Limits, Shape
-from spola.engine.outcome import apply
 from spola.engine.plan import Plan
 from spola.engine.prompts import Prompts
 from spola.engine.request import Rank, Request, Status
 from spola.engine.speculate import Speculator
 from spola.engine.stats import Stats
-from spola.engine.way import victim_for, victims_for
+from spola.engine.way import victims_for
 
 __all__ = ["Scheduler"]
 
 
 def _rank(request: Request) -> Rank:
     return request.rank
-
-
-def _expired(request: Request) -> Event:
-    error = f"the deadline passed after {request.n_output} tokens"
-    if request.scheduled_s is None:
-        error += ", before its turn came"
-    return Event(request.id, request.choice, finish_reason="error", error=error, late=True)
 
 
 class Scheduler:
@@ -95,7 +88,7 @@ class Scheduler:
         self._order = Order(limits.ageing_s)
         self._batching = limits.batching
         self._choices: dict[int, set[int]] = {}  # id of choice 0 -> ids of the choices that are not finished
-        self._deadlines: list[tuple[float, int]] = []  # a heap
+        self._deadlines = Deadlines()
         self._spare = tuple(int(n * limits.watermark) for n in n_blocks)
         self._prompts = Prompts(
             limits,
@@ -109,15 +102,35 @@ class Scheduler:
             requests=self.requests,
             spare=self._spare,
         )
+        self._decodes = Decodes(
+            limits,
+            self.shape,
+            self.kv,
+            speculator,
+            waiting=self.waiting,
+            running=self.running,
+            preempt=self._preempt,
+        )
+        self._company = Company()
         self._gone: list[int] = []
-        self._events: list[Event] = []
+        self._landing = Landing(
+            self.kv, self.cache, self.stats, speculator, requests=self.requests, finish=self._finish
+        )
         self._flying: dict[int, float] = {}  # index of a step that is not committed -> when it was planned
         self._index = 0
         self._now = 0.0
         self._landed_s = 0.0
         self._decodes_next = True  # where one step cannot hold both kinds
-        self._speculator = speculator
         self._check = check
+
+    @property
+    def speculator(self) -> Speculator | None:
+        """Who guesses tokens; may be exchanged between steps."""
+        return self._decodes.speculator
+
+    @speculator.setter
+    def speculator(self, speculator: Speculator | None) -> None:
+        self._decodes.speculator = self._landing.speculator = speculator
 
     @property
     def has_work(self) -> bool:
@@ -139,6 +152,7 @@ class Scheduler:
         self.requests[request.id] = request
         insort(self.waiting, request, key=_rank)
         self.stats.added += 1
+        self._company.came(request.key)
         self._verify()
 
     def abort(self, id: int) -> None:
@@ -161,36 +175,40 @@ class Scheduler:
 
         With each the number of drafts that pays; those for which it is 0 are left out.
         """
-        ready = [r for r in self.running if r.decoding and not r.in_flight]
-        if self._speculator is None or self.shape.context is not None or not ready:
-            return []
-        rows = len(ready) + self._asking()
-        ready = [r for r in ready if r.want == "sample"]
-        room = max(0, self.shape.rows - rows) if self.shape.speculation else 0
-        most = [min(room, self.shape.chunk - 1, r.limit - len(r.known) - 1) for r in ready]
-        lengths = self._speculator.lengths(ready, most, room=room, rows=rows)
-        return [(r, n) for r, n in zip(ready, lengths, strict=True) if n > 0]
+        return self._decodes.drafting()
 
     def schedule(self, now: float) -> Step | None:
         """The next step, or None if nothing can be computed before a step in flight is committed."""
         self._now = now
-        self._expire(now)
+        if self._deadlines.next <= now:
+            self._expire(now)
+        slices = self._decodes.steady()
+        if slices is not None:
+            self.stats.decode_tokens += len(slices)
+            self._decodes_next = False
+            self.wake_at = None
+            step: Step | None = self._send(Step(index=self._index, slices=slices, gone=self._going()), now)
+        else:
+            step = self._planned(now)
+            self.wake_at = self._sleep_until(now) if step is None else None
+        self._verify()
+        return step
+
+    def _planned(self, now: float) -> Step | None:
         if self._order.age(self.waiting, self.requests.values(), now):
             self.waiting.sort(key=_rank)
-        waited_for = self.budget is not None and any(r.decoding for r in self.running)
-        plan = Plan(self.shape, self.budget if waited_for else None)
+        shared = self._company.several(now)
+        waited_for = self.budget is not None and (shared or any(r.decoding for r in self.running))
+        plan = Plan(self.shape, self.budget if waited_for else None, short=shared)
         self._make_way(plan)
         for decodes, prefills in self._phases():
             if decodes:
-                self._plan_decodes(plan)
+                self._decodes.fill(plan)
             if prefills:
-                self._prompts.fill(plan, now)
+                self._prompts.fill(plan, now, shared=shared)
             if plan.entries:
                 break
-        step = self._emit(plan, now) if plan.entries else None
-        self.wake_at = self._sleep_until(now) if step is None else None
-        self._verify()
-        return step
+        return self._emit(plan, now) if plan.entries else None
 
     def _sleep_until(self, now: float) -> float | None:
         """When an idle engine has something to compute: a batch to begin, or a deadline."""
@@ -199,19 +217,15 @@ class Scheduler:
         due = self._prompts.due(now)
         idle = due > now and not self.running
         assert idle, "there is work and nothing in flight, but no step"
-        return min([due, *(at for at, _ in self._deadlines[:1])])
+        return min(due, self._deadlines.next)
 
     def _expire(self, now: float) -> None:
         """End the requests whose deadline has passed."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            at, id = heappop(self._deadlines)
-            request = self.requests.get(id)
-            if request is None or (request.scheduled_s is not None and at != request.deadline_s):
-                continue
+        for request in self._deadlines.passed(now, self.requests):
             if request.in_flight:
                 request.expired = True
             else:
-                self._finish(request, _expired(request), now)
+                self._finish(request, expired(request), now)
 
     def _join(self, request: Request) -> None:
         """Note the other choices and the deadline of a new request."""
@@ -226,9 +240,7 @@ class Scheduler:
                 raise ValueError(f"request {request.id} is no choice of request {leader}")
         if leader is not None:
             self._choices.setdefault(leader, set()).add(request.id)
-        for at in (request.deadline_s, request.start_by_s):
-            if at is not None:
-                heappush(self._deadlines, (at, request.id))
+        self._deadlines.note(request)
 
     def commit(self, step: Step, output: StepOutput) -> list[Event]:
         """Take the outcome of ``step`` in. Raises ValueError if it does not belong to a step in flight."""
@@ -246,7 +258,7 @@ class Scheduler:
 
     def drain(self) -> list[Event]:
         """Events since the last call of ``commit`` or ``drain``."""
-        events, self._events = self._events, []
+        events, self._landing.events = self._landing.events, []
         return events
 
     # Planning
@@ -259,54 +271,14 @@ class Scheduler:
             yield self._decodes_next, not self._decodes_next
             yield not self._decodes_next, self._decodes_next
 
-    def _plan_decodes(self, plan: Plan) -> None:
-        ready = [r for r in self.running if r.decoding and not r.in_flight]
-        drafting = self._speculator is not None or any(r.drafts for r in ready)
-        asking = self._asking() if drafting and ready else 0
-        for left, request in zip(range(len(ready), 0, -1), ready, strict=True):
-            if request.status is not Status.RUNNING or not plan.rows(request):
-                continue
-            drafts = self._drafts(request, plan, left, asking) if drafting else 0
-            # Speculation takes no block that this or a later decode may need: nobody is preempted for it.
-            if drafts and not self.kv.extend(request, request.computed + 1 + drafts, spare=left - 1):
-                drafts = 0
-            if drafts or self._make_room(request, plan):
-                plan.add(request, 1, drafts)
-
-    def _drafts(self, request: Request, plan: Plan, left: int, asking: int) -> int:
-        """How many drafts ``request`` gets; ``left`` decodes and ``asking`` other rows come first."""
-        room = plan.draft_room(request, left + asking)
-        if room and not request.drafts and self._speculator is not None and request.want == "sample":
-            request.drafts = self._speculator.drafts(
-                request,
-                room=room,
-                rows=plan.chosen + left + asking,
-                tokens=len(plan.entries) + left - 1,
-            )
-        return min(len(request.drafts), room)
-
-    def _asking(self) -> int:
-        """Rows that prompts can use in this step, if it may hold them: drafts never take these."""
-        if not self.shape.mixed:
-            return 0
-        running = (r for r in self.running if not r.in_flight and not r.decoding)
-        admits = self._batching == "continuous" and len(self.running) < self.shape.seqs
-        most = self.shape.rows
-        total = 0
-        for request in chain(running, self.waiting if admits else ()):
-            total += min(request.missing, self.shape.chunk)
-            if total >= most:
-                return most
-        return total
-
     def _make_way(self, plan: Plan) -> None:
-        """Preempt worse classes for the first waiting request, if it can begin then."""
+        """Preempt worse classes for the first waiting request that may begin, if it can begin then."""
         if self._batching != "continuous" or not self.waiting or not self.running:
             return
-        head = self.waiting[0]
-        leads = head.leader is None or head.leader == head.id or head.leader not in self.requests
-        if head.rank.priority >= self.running[-1].rank.priority or not leads or self._prompts.held_back(head):
+        head = self._prompts.ahead(self.running[-1].rank.priority)
+        if head is None:
             return
+        plan.head = head
         victims = victims_for(
             head,
             self.running,
@@ -319,19 +291,6 @@ class Scheduler:
         for victim in victims:
             self._preempt(victim)
             plan.victims.add(victim.id)
-
-    def _make_room(self, request: Request, plan: Plan) -> bool:
-        """Blocks for one more row, at the cost of worse-ranked requests, at last of ``request`` itself."""
-        while not self.kv.extend(request, request.computed + 1):
-            victim = victim_for(request, self.running)
-            if victim is None:
-                return False
-            self._preempt(victim)
-            plan.preempted = True
-            plan.victims.add(victim.id)
-            if victim is request:
-                return False
-        return True
 
     def _preempt(self, request: Request) -> None:
         self._release(request)
@@ -359,12 +318,17 @@ class Scheduler:
             if again > 0:
                 self.stats.recomputed_tokens += min(rows, again)
         self.stats.decode_tokens += decoded
-        gone, self._gone = tuple(self._gone), []
         copies, self.kv.copies = tuple(self.kv.copies), []
-        step = Step(index=self._index, slices=slices, new=tuple(new), gone=gone, copies=copies)
+        self._decodes_next = not plan.decodes
+        return self._send(Step(self._index, slices, tuple(new), self._going(), copies), now)
+
+    def _going(self) -> tuple[int, ...]:
+        gone, self._gone = tuple(self._gone), []
+        return gone
+
+    def _send(self, step: Step, now: float) -> Step:
         self._flying[step.index] = now
         self._index += 1
-        self._decodes_next = not plan.decodes
         self.stats.steps += 1
         return step
 
@@ -378,59 +342,16 @@ class Scheduler:
         # A backend that only states its times (null) may state longer steps than the clock saw.
         now = self._landed_s = max(self._landed_s, self._flying.pop(step.index) + output.elapsed_s)
         if self.budget is not None:
-            self.budget.observe(work_of(step), output.elapsed_s)
-        if self._speculator is not None and all(s.n == 1 + s.n_drafts for s in step.slices):
-            self._speculator.timed(step.n_rows, output.elapsed_s)
-        for piece, out in zip(step.slices, output.slices, strict=True):
-            self._land(self.requests[piece.id], piece, out, now)
+            self.budget.saw(step, output.elapsed_s)
+        if self.speculator is not None and all(s.n == 1 + s.n_drafts for s in step.slices):
+            self.speculator.timed(step.n_rows, output.elapsed_s)
+        self._landing.land(step, output, now)
         self._verify()
-
-    def _land(self, request: Request, piece: Slice, out: SliceOutput, now: float) -> None:
-        request.in_flight = False
-        self.stats.decode_tokens += piece.n_drafts
-        event = Event(request.id, request.choice)
-        if request.aborted:
-            event.finish_reason = "abort"
-        elif request.expired:
-            event = _expired(request)
-        elif out.error is not None:
-            event.finish_reason, event.error = "error", out.error
-        else:
-            outcome = apply(request, piece, out)
-            if outcome.reason != "error" and request.computed >= request.next_full:
-                self.cache.publish(request)
-            event.finish_reason, event.error, event.stop_id = outcome.reason, outcome.error, outcome.stop_id
-            if outcome.reason != "error":
-                self._count_drafts(request, piece.n_drafts, out.accepted)
-                event.scores, event.vector, event.logits = out.scores, out.vector, out.logits
-                event.prompt_logprobs = out.prompt_logprobs
-            if outcome.kept:
-                event.ids = out.ids[: outcome.kept]
-                event.logprobs = None if out.logprobs is None else out.logprobs[: outcome.kept]
-                self.stats.output_tokens += outcome.kept
-                request.got_tokens(now)
-        if event.finish_reason is not None:
-            self._finish(request, event, now)
-        else:
-            self.kv.trim(request, request.computed)
-            if event.ids or event.scores or event.vector or event.logits or event.prompt_logprobs:
-                self._events.append(event)
-
-    def _count_drafts(self, request: Request, drafted: int, accepted: int) -> None:
-        if not drafted:
-            return
-        request.drafted += drafted
-        request.accepted += accepted
-        self.stats.draft_runs += 1
-        self.stats.draft_tokens += drafted
-        self.stats.accepted_tokens += accepted
-        if self._speculator is not None:
-            self._speculator.verified(request, drafted, accepted)
 
     def _finish(self, request: Request, event: Event, now: float) -> None:
         self._release(request)
-        if self._speculator is not None:
-            self._speculator.forget(request)
+        if self.speculator is not None:
+            self.speculator.forget(request)
         reason = event.finish_reason
         assert reason is not None
         request.status, request.finish_reason = Status.FINISHED, reason
@@ -441,8 +362,9 @@ class Scheduler:
             if not choices:
                 del self._choices[request.leader]
         self.stats.finished[reason] += 1
+        self._company.left(request.key, now)
         event.summary = request.summary(now)
-        self._events.append(event)
+        self._landing.events.append(event)
 
     def _release(self, request: Request) -> None:
         """Take ``request`` out of its queue, its blocks from it, and it from the backend. Idempotent."""

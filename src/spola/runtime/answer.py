@@ -6,7 +6,7 @@ queues, threads or HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -52,6 +52,7 @@ class Choice:
     id: int
     index: int
     stream: TextStream
+    push: Callable[[Iterable[int]], str]  # the way into ``stream``
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -84,7 +85,9 @@ class Job:
         self.params = params
         self.trace: StepTrace | None = None
         self.choices = [
-            Choice(id, index, self._stream(params, tokenizer, visible)) for index, id in enumerate(ids)
+            Choice(id, index, stream, stream.way)
+            for index, id in enumerate(ids)
+            for stream in (self._stream(params, tokenizer, visible),)
         ]
         self._by_id = {choice.id: choice for choice in self.choices}
         self._left = len(self.choices)
@@ -123,11 +126,11 @@ class Job:
             return Delta(choice.index, finish_reason="error", error=mail.error)
         if not (mail.finish_reason or mail.logprobs or mail.prompt_logprobs or mail.vector):
             # As nearly always: only ids.
-            ids, stream = mail.ids, choice.stream
-            text = stream.push(ids)
+            ids = mail.ids
+            text = choice.push(ids)
             choice.token_ids += ids
             choice.text += text
-            return Delta(choice.index, text, ids, cut=stream.stopped)
+            return Delta(choice.index, text, ids, cut=choice.stream.stopped)
         shown = mail.ids[:-1] if mail.stop_id is not None else mail.ids
         text = choice.stream.push(shown)
         choice.token_ids += mail.ids

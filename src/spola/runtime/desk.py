@@ -121,6 +121,7 @@ class Desk:
     def leave(self, ticket: Ticket) -> None:
         """Nobody waits for ``ticket`` any more: abort what still runs and forget it. Idempotent."""
         ticket.express = None
+        ticket.lanes.clear()
         if not self._board.forget(ticket):
             return
         for job in ticket.jobs:
@@ -172,6 +173,7 @@ class _Board:
         self.live: Counter[str] = Counter()
         self.live_since: float | None = None
         self.mailbox = AsyncMailbox(loop, self._deliver)
+        self._loop = loop
         self._service = service
         self._open: dict[int, str] = {}  # choices that have not ended -> key
 
@@ -207,6 +209,7 @@ class _Board:
                 del self.live[key]
 
     def _deliver(self, mail: list[Mail]) -> None:
+        now = self._loop.time()
         for piece in mail:
             found = self.places.get(piece.id)
             if found is not None:
@@ -216,7 +219,7 @@ class _Board:
                     delta.index += before
                 if delta.finish_reason is not None:
                     self._close(piece.id)
-                ticket.put(delta)
+                ticket.put(delta, now)
 
 
 def _least(*seconds: float | None) -> float | None:

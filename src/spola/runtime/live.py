@@ -121,6 +121,7 @@ class LiveView:
         with self._lock:
             rows = list(self._rows)
         metrics, last = self._metrics, self._last
+        metrics.settle()
         recent = [row for row in rows if row.start_s + row.elapsed_s > now - RATE_S]
         return {
             "next": rows[-1].number if rows else after,

@@ -1,7 +1,8 @@
 """The engine thread: it alone touches the engine; everybody else sends commands and receives mail.
 
-One step at a time: commands from the inbox, ``engine.step``, then one ``post`` per mailbox. Text, JSON and
-connections belong to the receivers. Guards run here, inside the engine's commit.
+One step at a time: commands from the inbox, ``engine.step``, then one ``post`` per mailbox. That comes when
+the next step is planned, since until then this thread holds the interpreter and receivers would wake to wait
+for it. Text, JSON and connections belong to the receivers. Guards run here, inside the engine's commit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +21,7 @@ from spola.core.errors import SpolaError
 from spola.engine.engine import Engine
 from spola.engine.events import Event
 from spola.engine.request import Request
+from spola.runtime.turns import Turns
 
 if TYPE_CHECKING:
     import asyncio  # a tenth of the start-up time of a program that has no event loop
@@ -102,10 +103,11 @@ class EngineLoop:
         engine: Engine,
         *,
         clock: Callable[[], float] = time.monotonic,
-        turn: AbstractContextManager[None] | None = None,
+        turn: Turns | None = None,
     ) -> None:
         self._engine = engine
-        self._turn = turn or contextlib.nullcontext()
+        self._turn = turn
+        self._due: list[Event] = []  # not yet posted
         self.clock = clock
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._mailboxes: dict[int, Mailbox] = {}
@@ -152,18 +154,26 @@ class EngineLoop:
     def _main(self) -> None:
         try:
             while self._commands():
+                if self._turn is None:
+                    self._due = self._engine.step(self.clock(), self._post)
+                    continue
+                if self._turn.taken:
+                    self._post()  # not to wait for another engine's step
                 with self._turn:
-                    events = self._engine.step(self.clock())
-                self._post(events)
+                    self._due = self._engine.step(self.clock(), self._post)
         except Exception as error:  # a broken invariant: no state can be trusted any more
+            self._post()
             self._fail(f"{type(error).__name__}: {error}")
         finally:
+            self._post()
             self._end_all("the engine is shut down")
             self._engine.close()
 
     def _commands(self) -> bool:
         """Take what the inbox holds, waiting while there is nothing to do. False: stop."""
         wait, timeout = not self._engine.has_work, None
+        if self._due and (wait or self._engine.wake_at is not None):
+            self._post()
         if not wait and self._engine.wake_at is not None:
             wait, timeout = True, max(0.0, self._engine.wake_at - self.clock())
         if not wait and self._inbox.empty():
@@ -195,14 +205,19 @@ class EngineLoop:
         if refused:
             mailbox.post(refused)
 
-    def _post(self, events: list[Event]) -> None:
+    def _post(self) -> None:
+        """Hand over what is due."""
+        if not self._due:
+            return
+        events, self._due = self._due, []
         mailboxes = self._mailboxes
         found = [mailboxes[event.id] for event in events]
         for event in events:
             if event.finish_reason is not None:
                 del mailboxes[event.id]
-        if len({id(mailbox) for mailbox in found}) == 1:  # as on a server
-            found[0].post(list(events))
+        if found.count(found[0]) == len(found):  # as on a server
+            mail: list[Mail] = [*events]
+            found[0].post(mail)
             return
         batches: dict[int, tuple[Mailbox, list[Mail]]] = {}
         for event, mailbox in zip(events, found, strict=True):

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from spola.runtime.answer import Delta, Job
 
-__all__ = ["Client", "Express", "Ticket"]
+__all__ = ["Client", "Express", "Lane", "Ticket"]
 
 Express = Callable[[Delta], bool]
+Lane = Callable[[str], bool]
 
 
 class Client(Protocol):
@@ -37,13 +38,14 @@ class Ticket:
     ``express``, if set, is offered each Delta that comes while ``get`` waits with nothing in the outbox, and
     says whether it has dealt with it; ``get`` then waits on. That spares a future, a timer and some turns of
     the event loop for each token. It is not offered the last Delta of a choice, and must not block; what it
-    raises, ``get`` raises.
+    raises, ``get`` raises. ``lanes``: the same for the choices that need nothing of a Delta but its text.
     """
 
     def __init__(self, jobs: Sequence[Job], client: Client | None = None) -> None:
         self.jobs = tuple(jobs)
         self.client = client
         self.express: Express | None = None
+        self.lanes: dict[int, Lane] = {}
         self._waiting: dict[int, Delta] = {}
         self._reader: asyncio.Future[None] | None = None  # of whoever waits in ``get``: one at a time
         self._fault: Exception | None = None
@@ -60,14 +62,18 @@ class Ticket:
     def done(self) -> bool:
         return all(job.done for job in self.jobs)
 
-    def put(self, delta: Delta) -> None:
-        """Take news in; a slow reader finds them merged, so that the outbox stays as small as the answer."""
+    def put(self, delta: Delta, now: float) -> None:
+        """Take news in; a slow reader finds them merged, so that the outbox stays as small as the answer.
+
+        ``now`` is on the event loop's clock.
+        """
         reader = self._reader
         if reader is not None:
             if self.express is not None and not self._waiting and delta.finish_reason is None:
-                self._last_s = self._loop.time()
+                self._last_s = now
                 try:
-                    if self.express(delta):
+                    lane = self.lanes.get(delta.index)
+                    if self.express(delta) if lane is None else lane(delta.text):
                         return
                 except Exception as error:
                     self._fault = error

@@ -128,6 +128,7 @@ class _CallsOnly:
     """A Reader for answers that are calls: what is no call is the beginning of one that was cut off."""
 
     reasoned = 0
+    plain = False
 
     def __init__(self, inner: Reader) -> None:
         self._inner = inner

@@ -21,8 +21,9 @@ from spola.runtime.turn import Asked, prepare_turn
 from spola.server.constraints import constraint
 from spola.server.errors import ApiError
 from spola.server.fields import ChatRequest, CommonRequest, CompletionRequest
-from spola.server.replies import ChatShape, CompletionShape, Echo, Shape, Style
+from spola.server.replies import ChatShape, CompletionShape
 from spola.server.schema import decode, parse_object, plain
+from spola.server.shape import Echo, Shape, Style
 from spola.text.grammar import Grammar
 
 __all__ = ["ASKS", "Ask", "Body", "Terms", "chat_ask", "completion_ask", "fingerprint"]

@@ -128,14 +128,17 @@ def _events(deltas: list[Delta], ticket: Ticket, ask: Ask) -> list[bytes]:
 
 def _express(ticket: Ticket, ask: Ask, writer: Direct) -> None:
     """Let news go out as they come, as long as the client reads them."""
-    events, jobs = ask.shape.events, ticket.jobs
+    shape, jobs = ask.shape, ticket.jobs
 
     def take(delta: Delta) -> bool:
         if not writer.ready:
             return False
-        body = events(delta, jobs)
+        body = shape.events(delta, jobs)
         if body:
             writer.write(body)
+        frame = shape.frame(delta.index)
+        if frame is not None:
+            ticket.lanes[delta.index] = writer.lane(frame)
         return True
 
     ticket.express = take

@@ -203,6 +203,9 @@ class Page:
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
+        for book in self._source.books:
+            if book.metrics is not None:
+                book.metrics.settle()
         for row in TABLE:
             for prefix in ("vllm:", "spola:") if row.shared else ("spola:",):
                 yield self._family(row, prefix)

@@ -11,7 +11,8 @@ from typing import Any
 from spola.core.step import TokenLogprob
 from spola.runtime.answer import Delta, Job
 from spola.server.logprobs import LEAST, Listed
-from spola.server.replies import CompletionShape, Style, whole_delta
+from spola.server.replies import CompletionShape
+from spola.server.shape import Style, whole_delta
 
 __all__ = ["PieceShape", "entry_of"]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from spola.core.params import SamplingParams
 from spola.runtime.answer import Choice, Delta, Job
 from spola.server.accounts import usage
 from spola.server.logprobs import (
@@ -20,143 +17,14 @@ from spola.server.logprobs import (
     prompt_listed,
     prompt_table,
 )
+from spola.server.shape import BaseShape, Echo, Style, whole_delta
 from spola.server.sse import Frame, event
 from spola.text.parts import Part, PlainReader, Reader
-from spola.text.tokenizer import Tokenizer
 
-__all__ = ["ChatShape", "CompletionShape", "Echo", "Shape", "Style", "finish_reason", "whole_delta"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
-    """What the shapes must know of a request. ``top``: alternatives per token; None without logprobs."""
-
-    model: str
-    fingerprint: str
-    tokenizer: Tokenizer
-    params: SamplingParams
-    top: int | None = None
-    include_usage: bool = False
-    running_usage: bool = False
-    token_ids: bool = False
-    visible: frozenset[int] = frozenset()
+__all__ = ["ChatShape", "CompletionShape", "finish_reason"]
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """The prompts, to be shown before the answers; ``only``: the generated token is not shown."""
-
-    texts: tuple[str, ...]
-    only: bool = False
-
-
-class Shape(Protocol):
-    """How an endpoint words an answer."""
-
-    style: Style
-
-    def whole(self, jobs: Sequence[Job]) -> dict[str, Any]:
-        """The finished answer as one object."""
-
-    def chunks(self, delta: Delta, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-        """A piece of a choice as zero or more chunks."""
-
-    def events(self, delta: Delta, jobs: Sequence[Job]) -> bytes:
-        """``chunks`` as server-sent events, joined: of the two ask for one only."""
-
-    def usage_chunk(self, jobs: Sequence[Job]) -> dict[str, Any]:
-        """The chunk after the last piece, for ``include_usage``."""
-
-    def explain_chunk(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        """A part of the explanation, after the last piece."""
-
-    def identify(self, id: str, created: int) -> None:
-        """Replace the random id and the time, for answers that must be the same again."""
-
-
-class _Base:
-    kind = ""
-    chunk_kind = ""
-    prefix = ""
-
-    def __init__(self, style: Style) -> None:
-        self.style = style
-        self._tracks: dict[int, Track] = {}
-        self._frames: dict[int, Frame] = {}  # of choices whose events differ in their text alone
-        self._plain = style.top is None and not style.token_ids and not style.running_usage
-        self._head: dict[str, Any] = {
-            "id": f"{self.prefix}-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": style.model,
-            "system_fingerprint": style.fingerprint,
-        }
-
-    def identify(self, id: str, created: int) -> None:
-        self._head |= {"id": f"{self.prefix}-{id}", "created": created}
-        self._frames.clear()
-
-    def chunks(self, delta: Delta, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-        raise NotImplementedError
-
-    def events(self, delta: Delta, jobs: Sequence[Job]) -> bytes:
-        return b"".join([event(chunk) for chunk in self.chunks(delta, jobs)])
-
-    def usage_chunk(self, jobs: Sequence[Job]) -> dict[str, Any]:
-        return {**self._head, "object": self.chunk_kind, "choices": [], "usage": self._usage(jobs)}
-
-    def explain_chunk(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        chunk = {**self._head, "object": self.chunk_kind, "choices": [], "explain": part}
-        return {**chunk, "usage": None} if self.style.include_usage else chunk
-
-    def _usage(self, jobs: Sequence[Job]) -> dict[str, Any]:
-        return usage(jobs)
-
-    def _whole(self, jobs: Sequence[Job], choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head, "object": self.kind, "choices": choices, "usage": self._usage(jobs)}
-
-    def _chunk(self, choice: dict[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
-        chunk = {**self._head, "object": self.chunk_kind, "choices": [choice]}
-        if self.style.running_usage:
-            return {**chunk, "usage": self._usage(jobs)}
-        return {**chunk, "usage": None} if self.style.include_usage else chunk
-
-    def _list(self, index: int, delta: Delta, offset: int = 0) -> list[Listed]:
-        """The tokens that can be listed with ``delta``; none unless log-probabilities are wanted."""
-        if self.style.top is None:
-            return []
-        track = self._tracks.get(index)
-        if track is None:
-            track = self._tracks[index] = Track(
-                self.style.tokenizer,
-                skip_special=self.style.params.skip_special_tokens,
-                visible=self.style.visible,
-                offset=offset,
-            )
-        shown = len(delta.token_ids) - (delta.stop_id is not None)
-        return track.push(
-            delta.token_ids[:shown],
-            delta.logprobs[:shown],
-            delta.text,
-            last=delta.finish_reason is not None,
-            cut=delta.cut,
-        )
-
-
-def whole_delta(choice: Choice, index: int) -> Delta:
-    """A finished choice as one Delta."""
-    return Delta(
-        index,
-        choice.text,
-        tuple(choice.token_ids),
-        tuple(choice.logprobs),
-        choice.finish_reason,
-        choice.error,
-        choice.stop_id,
-        choice.stream.stopped,
-    )
-
-
-class CompletionShape(_Base):
+class CompletionShape(BaseShape):
     """/v1/completions. Choices count through the prompts; ``best_of`` above n keeps the n likeliest."""
 
     kind = chunk_kind = "text_completion"
@@ -270,7 +138,7 @@ class _Told:
     text: dict[str, str] = field(default_factory=lambda: {"content": "", "reasoning": ""})
 
 
-class ChatShape(_Base):
+class ChatShape(BaseShape):
     """/v1/chat/completions. The role comes with the first text, so that it does not look like a token.
 
     Reasoning is told under both names that clients know: ``reasoning`` and ``reasoning_content``.
@@ -329,6 +197,10 @@ class ChatShape(_Base):
 
             frame = self._frames[delta.index] = Frame(make)
         return frame(parts[0].text)
+
+    def frame(self, index: int) -> Frame | None:
+        told = self._told.get(index)
+        return self._frames.get(index) if told is not None and told.reader.plain else None
 
     def _telling(self, index: int) -> _Told:
         told = self._told.get(index)

@@ -15,19 +15,19 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-__all__ = ["DONE", "PING", "WRITER", "Direct", "EventStream", "Frame", "event", "gone", "pinged"]
+__all__ = ["DONE", "PING", "WRITER", "Direct", "EventStream", "Frame", "encode", "event", "gone", "pinged"]
 
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 WRITER = "spola.writer"  # the extension of an ASGI scope that gives a Direct, or None
-_encoder = msgspec.json.Encoder()
+encode = msgspec.json.Encoder().encode
 
 
 def event(value: Any) -> bytes:
     """One ``data:`` event; JSON holds no raw newline."""
-    return b"data: " + _encoder.encode(value) + b"\n\n"
+    return b"data: " + encode(value) + b"\n\n"
 
 
 async def pinged(items: AsyncGenerator[T, None], after_s: float) -> AsyncGenerator[T | None, None]:
@@ -53,14 +53,14 @@ class Frame:
     Encoded once; then an event costs the encoding of its text.
     """
 
-    __slots__ = ("_head", "_tail")
+    __slots__ = ("head", "tail")
 
     def __init__(self, make: Callable[[str], Any]) -> None:
         mark = secrets.token_hex(16)
-        self._head, self._tail = event(make(mark)).split(b'"%b"' % mark.encode())
+        self.head, self.tail = event(make(mark)).split(b'"%b"' % mark.encode())
 
     def __call__(self, text: str) -> bytes:
-        return self._head + _encoder.encode(text) + self._tail
+        return self.head + encode(text) + self.tail
 
 
 class Direct(Protocol):
@@ -71,6 +71,9 @@ class Direct(Protocol):
         """Whether ``write`` may be called now."""
 
     def write(self, body: bytes) -> None: ...
+
+    def lane(self, frame: Frame) -> Callable[[str], bool]:
+        """A function that writes ``frame``'s event of a text, if there is one, and says whether it could."""
 
 
 async def gone(receive: Receive) -> None:

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spola.runtime.answer import Job
+from spola.runtime.answer import Delta, Job
 from spola.runtime.desk import Desk
 from spola.runtime.ticket import Ticket
 from spola.server.asks import Ask
 from spola.server.errors import ApiError, internal_error, json_response
 from spola.server.generate import UNKNOWN_FIELDS, begin, finished, news
 from spola.server.schema import reported
-from spola.server.sse import EventStream
+from spola.server.sse import Direct, EventStream
 
 __all__ = ["End", "LineStream", "Translator", "translated"]
 
@@ -67,7 +67,8 @@ async def translated(
     headers = {UNKNOWN_FIELDS: reported(ask.unknown)} if ask.unknown else {}
     ticket = begin(desk, ask)
     if ask.stream:
-        return stream(_frames(desk, ticket, ask, words), headers, partial(desk.leave, ticket))
+        frames = _frames(desk, ticket, ask, words)
+        return stream(frames, headers, partial(desk.leave, ticket), partial(_express, ticket, ask, words))
     if not await finished(desk, ticket, http):
         return Response(status_code=499)  # the client has left: nobody reads this
     answer = ask.shape.whole(ticket.jobs)
@@ -90,11 +91,9 @@ async def _frames(desk: Desk, ticket: Ticket, ask: Ask, words: Translator) -> As
         async for deltas in news(ticket):
             out = b"" if deltas else words.ping()
             for delta in deltas:
-                for chunk in ask.shape.chunks(delta, ticket.jobs):
-                    choice = chunk["choices"][0]
-                    piece = choice.get("delta") or {"content": choice.get("text")}
-                    out += words.piece({**piece, "logprobs": choice.get("logprobs")})
-                    finish = choice["finish_reason"] or finish
+                said, reason = _said(delta, ticket, ask, words)
+                out += said
+                finish = reason or finish
             if out:
                 yield out
         yield words.end(_end(ticket, finish, ask.shape.usage_chunk(ticket.jobs)["usage"]))
@@ -104,3 +103,28 @@ async def _frames(desk: Desk, ticket: Ticket, ask: Ask, words: Translator) -> As
         yield words.failed(internal_error("a stream", error))
     finally:
         desk.leave(ticket)
+
+
+def _said(delta: Delta, ticket: Ticket, ask: Ask, words: Translator) -> tuple[bytes, str | None]:
+    """``delta`` in ``words``, and the finish reason if it is the last."""
+    out, finish = b"", None
+    for chunk in ask.shape.chunks(delta, ticket.jobs):
+        choice = chunk["choices"][0]
+        piece = choice.get("delta") or {"content": choice.get("text")}
+        out += words.piece({**piece, "logprobs": choice.get("logprobs")})
+        finish = choice["finish_reason"] or finish
+    return out, finish
+
+
+def _express(ticket: Ticket, ask: Ask, words: Translator, writer: Direct) -> None:
+    """Let news go out as they come, as long as the client reads them."""
+
+    def take(delta: Delta) -> bool:
+        if not writer.ready:
+            return False
+        body, _ = _said(delta, ticket, ask, words)
+        if body:
+            writer.write(body)
+        return True
+
+    ticket.express = take

@@ -33,6 +33,7 @@ class CallReader:
     """
 
     reasoned = 0
+    plain = False
 
     def __init__(self, known: frozenset[str] = frozenset()) -> None:
         self._known = known

@@ -27,10 +27,15 @@ class Part:
 
 
 class Reader(Protocol):
-    """One answer's text to Parts. ``reasoned``: characters of the raw text that were reasoning."""
+    """One answer's text to Parts. ``reasoned``: characters of the raw text that were reasoning.
+
+    ``plain``: from now on all text is content, each piece given as it comes and nothing left to ``finish``.
+    """
 
     @property
     def reasoned(self) -> int: ...
+    @property
+    def plain(self) -> bool: ...
 
     def push(self, text: str) -> list[Part]:
         """Take text in; the Parts that it completes."""
@@ -43,6 +48,7 @@ class PlainReader:
     """All text is content."""
 
     reasoned = 0
+    plain = True
 
     def push(self, text: str) -> list[Part]:
         return [Part("content", text)] if text else []

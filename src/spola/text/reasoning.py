@@ -28,6 +28,10 @@ class ReasoningReader:
         self._read = 0  # characters taken off the buffer
         self.reasoned = 0
 
+    @property
+    def plain(self) -> bool:
+        return self._where == "after" and self._inner.plain
+
     def push(self, text: str) -> list[Part]:
         """Take text in; the Parts that it completes."""
         if self._where == "after":

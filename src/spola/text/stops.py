@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from spola.text.stream import Detokenizer, TokenBytes
 
@@ -94,10 +94,12 @@ class TextStream:
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special, start=start, visible=visible)
         self._matcher = StopMatcher(stops, include_stop=include_stop) if stops else None
+        self.stopped = False
 
     @property
-    def stopped(self) -> bool:
-        return self._matcher is not None and self._matcher.matched is not None
+    def way(self) -> Callable[[Iterable[int]], str]:
+        """``push``, the shortest way: to be kept by whoever calls it for every token."""
+        return self._detokenizer.push if self._matcher is None else self.push
 
     @property
     def matched(self) -> str | None:
@@ -113,6 +115,7 @@ class TextStream:
             # One token at a time: the decision must not depend on how many came together.
             out.append(self._matcher.push(self._detokenizer.push((token,))))
             if self._matcher.matched is not None:
+                self.stopped = True
                 break
         return "".join(out)
 
@@ -123,7 +126,9 @@ class TextStream:
             return tail
         if self._matcher.matched is not None:
             return ""
-        return self._matcher.push(tail) + self._matcher.finish()
+        rest = self._matcher.push(tail) + self._matcher.finish()
+        self.stopped = self._matcher.matched is not None
+        return rest
 
 
 class StopGuard:

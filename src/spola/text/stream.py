@@ -56,6 +56,12 @@ class Detokenizer:
     def push(self, ids: Iterable[int]) -> str:
         """The text that ``ids`` complete; may be empty. Raises RequestError for an id of no token."""
         piece = self._stripped if self._strip else self._bytes
+        if not self._waits and type(ids) is tuple and len(ids) == 1:
+            data = piece(ids[0])  # as nearly always
+            text, used = utf_8_decode(data, "replace", False)
+            if used != len(data):
+                self._waits = data[used:]
+            return text
         return self._decode(b"".join([piece(token) for token in ids]))
 
     def finish(self) -> str:

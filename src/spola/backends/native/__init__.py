@@ -6,7 +6,6 @@ from spola.backends.native.probe import (
     measure_linear,
     measure_peak,
     measure_read_bandwidth,
-    native_build,
 )
 from spola.backends.native.runner import NativeRunner
 
@@ -17,5 +16,4 @@ __all__ = [
     "measure_linear",
     "measure_peak",
     "measure_read_bandwidth",
-    "native_build",
 ]
