@@ -209,6 +209,7 @@ NB_MODULE(_native, m) {
         "The set that `isa` (empty for the best) selects; ValueError if it cannot run.");
   m.def("measure_read_bandwidth", &bandwidth, "bytes"_a, "threads"_a, "passes"_a, "huge_pages"_a,
         "Bytes per second of each pass over a buffer.");
+  m.def("trim_heap", &trim_heap, "Gives freed memory back to the system.");
   m.def("packed_bytes", &packed, "type"_a, "rows"_a, "cols"_a, "precise"_a,
         "Bytes that a matrix of GGUF type `type` takes once it is packed.");
   m.def("convert", &convert, "source"_a, "target"_a, "rows"_a, "cols"_a, "data"_a, "threads"_a,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from spola.load.resolve import resolve_model
 from spola.runtime import limits
 from spola.runtime.build import load_engine, resolve
 from spola.runtime.config import Options
+from spola.runtime.contention import Contention
 from spola.runtime.drafting import open_draft
 from spola.runtime.machine import describe_bytes, probe
 from support.cli import spola
@@ -26,7 +28,7 @@ from support.tiny import Tiny, write_tiny_gguf
 
 def test_the_plan_is_what_a_load_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LEAST_BUFFER", 8 << 20)
-    monkeypatch.setattr(limits.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(limits, "watch", lambda: nullcontext(Contention()))
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path)
     home = {"XDG_CACHE_HOME": str(tmp_path / "cache")}

@@ -100,7 +100,7 @@ def planned(model: Path) -> int:
     """Bytes of the whole process as planned."""
     command = [sys.executable, "-m", "spola", "plan", str(model), "--context", CONTEXT, "--json"]
     document = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
-    return int(document["memory"]["total"])
+    return int(document["memory"]["peak"])
 
 
 def take_turns(sides: dict[str, Callable[[], Any]], number: int) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
     python tools/experiments/memory_grid.py MODEL... [--kv f16 f32] [--context 256 1024] [--output grid.json]
 
-Each server is filled: as many requests at a time as it was planned for, each of the full length. Exits 1 when
-one is off by more than the larger of 5 % and 40 MB.
+Each server is filled to what it was planned for: so many requests at a time, each of the full length, their
+prompts read in the widest steps, and one with logprobs of its prompt. Exits 1 when one is off by more than
+the larger of 5 % and 40 MB.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from spola.bench.http import Target
-from spola.bench.serve import Load, calls_of, drive
+from spola.bench.serve import Call, Load, calls_of, drive
+from spola.runtime.config import DEFAULT_STEP_TOKENS
+from spola.runtime.memory import MemoryPlan
 from spola.workload import mix
 
 
@@ -29,10 +32,18 @@ def peak_of(pid: int) -> int:
     return int(found[1]) * 1024
 
 
+def scored(model: str, context: int) -> Call:
+    """A request for the logprobs of its prompt, which takes as many logits as are held at a time."""
+    prompt = [7 + i % 200 for i in range(context - 8)]
+    body = {"model": model, "prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 1, "stream": True}
+    return Call("/completions", json.dumps(body).encode())
+
+
 def one(model: str, kv: str, context: int, seqs: int) -> dict[str, Any]:
     """Start a server, fill its KV cache, and compare."""
     command = [sys.executable, "-m", "spola", "serve", "-m", model, "--port", "0", "--json", "--kv-dtype", kv]
     command += ["--max-model-len", str(context), "--max-seqs", str(seqs), "--no-prefix-cache"]
+    command += ["--itl-target", "100000"]  # else steps beside decodes are narrower than the workspace is
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         assert server.stdout is not None
         text = b""
@@ -42,15 +53,17 @@ def one(model: str, kv: str, context: int, seqs: int) -> dict[str, Any]:
                 break
         started = json.loads(text)
         planned = started["config"]["memory"]
-        # Long answers: prompts are read one after the other, and all must be there at the same time.
-        output = context // 4
-        items = mix("random", 2 * seqs, prompt=context - output - 8, output=output)
+        # Answers last until the last prompt is read: all must be there at the same time.
+        output = 3 * seqs * -(-context // DEFAULT_STEP_TOKENS) + 16
+        items = mix("random", seqs, prompt=context - output - 8, output=output)
+        loaded = peak_of(server.pid)
         calls = calls_of(items, started["model"], endpoint="completions", vocab=250)
+        calls.append(scored(started["model"], context))
         outcome = asyncio.run(drive(Target(started["url"]), calls, Load(concurrency=seqs, warmup=0)))
         peak = peak_of(server.pid)
         server.terminate()
         server.wait()
-    total = sum(planned.values())
+    total = MemoryPlan(**planned).peak
     allowed = max(0.05 * total, 40e6)
     return {
         "model": Path(model).stem,
@@ -60,7 +73,9 @@ def one(model: str, kv: str, context: int, seqs: int) -> dict[str, Any]:
         "failed": sum(bool(sample.error) for sample in outcome.samples),
         "planned": total,
         "measured": peak,
+        "after_loading": loaded,
         "off": peak - total,
+        "parts": planned,
         "within": abs(peak - total) <= allowed,
     }
 

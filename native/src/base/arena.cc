@@ -7,6 +7,10 @@
 
 #include "base/align.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace spola {
 namespace {
 
@@ -35,6 +39,12 @@ void advise(void* data, size_t bytes, bool huge_pages) {
 }
 
 }  // namespace
+
+void trim_heap() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 
 Mapping::Mapping(size_t bytes, bool huge_pages) : reserved_(round_up(bytes, 4096) + kHugePage), size_(bytes) {
   base_ = map(reserved_, PROT_READ | PROT_WRITE);

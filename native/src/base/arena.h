@@ -8,6 +8,10 @@
 
 namespace spola {
 
+// Gives memory that was freed by malloc's users back to the system, where the C library can (glibc). A tokenizer
+// is built from tables several times its size, in small pieces, which would stay with the process otherwise.
+void trim_heap();
+
 // A private anonymous mapping, freed on destruction. Throws std::bad_alloc when the system refuses.
 class Mapping {
  public:

@@ -47,7 +47,7 @@ def command(as_json: bool) -> None:
             "org/name pulls any other repository of the hub"
         )
         if shelf.busy:
-            note("the machine is busy now: where figures had to be measured, they are low")
+            note("the machine had other work while it was measured: speeds may be higher than this")
     else:
         note(f"no prediction: {shelf.why}")
 

@@ -260,11 +260,12 @@ def plan_lines(config: EngineConfig) -> list[str]:
     if memory is None:
         return []
     shown = describe_bytes
+    loading = f"; {shown(memory.peak)} while it is loaded" if memory.peak > memory.total else ""
     return [
         f"plan: {shown(memory.total)} in all = weights {shown(memory.weights)} + KV cache {shown(memory.kv)} "
         f"({config.max_seqs} requests at a time, {config.max_model_len} tokens at most, "
         f"{config.kv_bytes // config.kv_bytes_per_token} in all) + workspace {shown(memory.workspace)} "
-        f"{_of_draft(config, memory)}+ {_of_process(memory)} + tokenizer {shown(memory.tokenizer)}; "
+        f"{_of_draft(config, memory)}+ {_of_process(memory)} + tokenizer {shown(memory.tokenizer)}{loading}; "
         f"{shown(config.usable_bytes)} may be used"
     ]
 
@@ -291,6 +292,7 @@ def measured_line(config: EngineConfig, kv_blocks: int, when: str) -> str | None
     # A draft model's cache fills with the served one's.
     used = memory.without_kv()
     used += kv_blocks * (config.kv_bytes + memory.draft_kv) // max(1, sum(config.kv_blocks))
+    used = max(used, memory.host + memory.loading)
     off = peak - used
     return (
         f"memory {when}: planned {describe_bytes(used)}, measured {describe_bytes(peak)} at its peak, "

@@ -18,7 +18,7 @@ from spola.planner.plan import Goal, Plan, make_plan
 from spola.planner.recommend import recommend, refusal
 from spola.planner.simulate import Settings, simulate
 from spola.runtime.config import DEFAULT_STEP_TOKENS, parse_bytes, parse_kv_dtype
-from spola.runtime.fit import Layout
+from spola.runtime.fit import Layout, widest_step
 from spola.spec.kv import kv_groups
 from spola.workload import mix
 
@@ -158,7 +158,7 @@ def _simulate(plan: Plan, given: dict[str, Any]) -> dict[str, Any]:
         kv_blocks=layout.split(seqs * layout.blocks_of(context)),
         max_seqs=seqs,
         max_model_len=context,
-        max_step_tokens=max(DEFAULT_STEP_TOKENS, seqs),
+        max_step_tokens=widest_step(max(DEFAULT_STEP_TOKENS, seqs), seqs, context),
         itl_target_s=given["itl_target"] / 1e3,
     )
     load = {"rate": given["rate"], "concurrency": None if given["rate"] is not None else seqs}

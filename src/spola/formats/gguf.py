@@ -51,6 +51,11 @@ class GgufFile(TensorSource):
         self.types: dict[str, FieldType] = first.types
         self.fingerprint: str = _fingerprint(shards)
 
+    def drop_lists(self) -> None:
+        """Let go of the lists among the metadata, which are most of a header: tensors can still be read."""
+        for key in [key for key, value in self.metadata.items() if isinstance(value, list)]:
+            del self.metadata[key]
+
 
 def _fingerprint(shards: list[Shard]) -> str:
     """A hash over headers, sizes and times of change: equal for an unchanged model, cheap for a large one."""

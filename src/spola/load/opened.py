@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Any
 
 from spola.core.runner import Tensor
+from spola.formats.gguf import GgufFile
 from spola.formats.tensors import TensorSource
 from spola.load.weights import Converter, iter_tensors, source_dtypes
 from spola.spec.decoder import DecoderSpec
-from spola.spec.manifest import manifest
+from spola.spec.manifest import in_load_order
 from spola.spec.sources import Source
 from spola.text.tokenizer import Tokenizer
 
@@ -57,8 +58,12 @@ class Model:
         Each has a buffer of its own, which goes when the taker drops it: the largest tensors come first,
         while a backend's own copy is still small. ``convert`` is needed where there are ``targets``.
         """
-        infos = sorted(manifest(self.spec), key=lambda info: info.role not in ("embedding", "head"))
-        return iter_tensors(self.file, infos, self.sources, self.targets, convert)
+        return iter_tensors(self.file, in_load_order(self.spec), self.sources, self.targets, convert)
+
+    def drop_vocabulary(self) -> None:
+        """Let go of the header's vocabulary, as large as the tokenizer, once all has been made of it."""
+        if isinstance(self.file, GgufFile):
+            self.file.drop_lists()
 
     def close(self) -> None:
         self.file.close()

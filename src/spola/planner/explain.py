@@ -7,6 +7,7 @@ from typing import Any
 
 from spola.core.runner import KV_GROUP, KvGroup, kv_row_bytes
 from spola.planner.plan import Plan
+from spola.runtime.contention import is_quiet
 from spola.runtime.machine import describe_bytes
 
 __all__ = ["explained", "summary"]
@@ -18,6 +19,11 @@ def summary(plan: Plan) -> Iterator[str]:
     size = f"{f['parameters'] / 1e6:.4g} M parameters"
     yield f"{f['model']} ({f['architecture']}, {size}), from {f['origin']}"
     yield f"on {f['hardware']}"
+    if f["others"] is not None and not is_quiet(f["others"]):
+        yield (
+            f"               other work took {f['others']:.1f} processors while the machine was measured: "
+            "speeds may be higher than this"
+        )
     memory = plan.memory
     bits = f"{f['bits_per_weight']:.2f} bits per weight"
     yield f"weights        {describe_bytes(memory.weights):>10}   {bits}"
@@ -30,6 +36,9 @@ def summary(plan: Plan) -> Iterator[str]:
         what = "interpreter, libraries, tokenizer (estimate)"
         yield f"process        {describe_bytes(memory.host):>10}   {what}"
     yield f"in all         {describe_bytes(memory.total):>10}   {_fits(plan)}"
+    if memory.peak > memory.total:
+        what = "more than that in all: a tensor lies beside what it is packed into"
+        yield f"while loading  {describe_bytes(memory.peak):>10}   {what}"
     if f["max_concurrency"] is not None:
         yield (
             f"at most        {f['max_concurrency']} requests of {f['context']} tokens, or {f['max_context']} "

@@ -18,10 +18,10 @@ from spola.core.runner import BLOCK_TOKENS, KvGroup, RunnerConfig
 from spola.planner.hardware import Hardware
 from spola.planner.model import PlanModel
 from spola.planner.speed import Speed
-from spola.runtime.fit import Layout
+from spola.runtime.fit import Layout, widest_step
 from spola.runtime.limits import Limits
 from spola.runtime.machine import Machine
-from spola.runtime.memory import INTERPRETER, TOKENIZER_PER_TOKEN, MemoryPlan
+from spola.runtime.memory import INTERPRETER, MemoryPlan
 from spola.runtime.roofline import Roofline
 from spola.spec.cost import (
     decode_bytes,
@@ -33,6 +33,7 @@ from spola.spec.cost import (
     streamed_weight_bytes,
     weight_bytes,
 )
+from spola.text.footprint import tokenizer_bytes
 
 __all__ = ["Goal", "Host", "Plan", "make_plan", "memory_of"]
 
@@ -111,8 +112,9 @@ def make_plan(
         "context": context,
         "concurrency": goal.concurrency,
         "trained_context": spec.context,
-        "memory": msgspec.structs.asdict(memory) | {"total": memory.total},
+        "memory": msgspec.structs.asdict(memory) | {"total": memory.total, "peak": memory.peak},
         "usable_bytes": host.memory,
+        "others": None if host.limits is None else host.limits.others,
     }
     figures |= _capacity(host, memory, layout, one, goal, context, spec.context)
     figures |= _speeds(model, groups, host, goal, context, precise)
@@ -140,7 +142,7 @@ def memory_of(
     config = RunnerConfig(
         kv_groups=groups,
         kv_blocks=blocks,
-        max_step_tokens=max(_STEP_TOKENS, concurrency),
+        max_step_tokens=widest_step(max(_STEP_TOKENS, concurrency), concurrency, context),
         max_seqs=concurrency,
         max_model_len=context,
         threads=host.threads,
@@ -153,7 +155,8 @@ def memory_of(
         kv=taken["kv"],
         workspace=taken["workspace"],
         interpreter=INTERPRETER,
-        tokenizer=TOKENIZER_PER_TOKEN * model.spec.vocab,
+        tokenizer=tokenizer_bytes(model.spec.vocab),
+        loading=native.loading_bytes(model.spec, model.dtypes, precise=precise),
     )
 
 
@@ -164,6 +167,8 @@ def _capacity(
     if host.memory is None:
         return {"fits": True, "kv_memory_bytes": None, "max_concurrency": None, "max_context": trained}
     left = host.memory - memory.without_kv()
+    if memory.host + memory.loading > host.memory:
+        return {"fits": False, "kv_memory_bytes": left, "max_concurrency": 0, "max_context": 0}
     blocks = layout.most(max(left, 0), 1 << 24)
     longest = min(trained, blocks // goal.concurrency * BLOCK_TOKENS)
     return {

@@ -130,7 +130,7 @@ def ways_out(plan: Plan) -> list[str]:
     least = memory.total - memory.kv + figures["kv_bytes_per_request"]
     if least < memory.total and len(ways) < 2:
         ways.append(f"{describe_bytes(least)} for one request of {figures['context']} tokens")
-    ways.append(f"{describe_bytes(memory.total)} of memory")
+    ways.append(f"{describe_bytes(memory.peak)} of memory")
     room = (plan.host.memory or 0) - memory.workspace - memory.host
     if room > 0:
         parameters = room / (figures["bits_per_weight"] / 8) / 2
@@ -144,9 +144,12 @@ def refusal(plan: Plan) -> str:
     """One line: the numbers, and what would fit."""
     figures: Mapping[str, Any] = plan.figures
     memory = plan.memory
+    loading = ""
+    if memory.peak > memory.total:
+        loading = f" ({describe_bytes(memory.peak)} while it is loaded)"
     return (
         f"{plan.model.name} with {figures['concurrency']} x {figures['context']} tokens needs "
-        f"{describe_bytes(memory.total)}: weights {describe_bytes(memory.weights)}, KV cache "
+        f"{describe_bytes(memory.total)}{loading}: weights {describe_bytes(memory.weights)}, KV cache "
         f"{describe_bytes(memory.kv)}, the rest {describe_bytes(memory.workspace + memory.host)}; "
         f"{describe_bytes(plan.host.memory or 0)} may be used ({plan.host.memory_reason}). "
         f"Would fit: {'; or '.join(ways_out(plan))}"

@@ -7,7 +7,6 @@ at most ``CONTEXT`` tokens, its prompt ``PROMPT`` of them. No weight is read and
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from spola.load.resolve import ModelPath, hub_file, models_found
 from spola.planner.host import Here, measure_here
 from spola.planner.model import PlanModel, model_at, model_of_table
 from spola.planner.plan import Goal, make_plan
+from spola.runtime.contention import is_quiet
 from spola.spec.kv import kv_groups
 
 __all__ = ["CONTEXT", "PROMPT", "Row", "Shelf", "look"]
@@ -51,7 +51,7 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Shelf:
     """``machine``: what the predictions are for; None, with ``why``, where there are none.
-    ``busy``: it has other work, so that what is measured now is low.
+    ``busy``: it had other work while it was measured, so that its figures are low.
     """
 
     rows: tuple[Row, ...]
@@ -73,7 +73,7 @@ def look(*, table: bool = True) -> Shelf:
     if here is None:
         return Shelf(rows, None, why)
     machine = here.machine
-    busy = os.getloadavg()[0] > machine.cpus + 1
+    busy = not is_quiet(here.limits.others)
     return Shelf(rows, f"{machine.cpu_model}, {here.threads} threads, {here.limits.isa}", busy=busy)
 
 

@@ -31,11 +31,11 @@ from spola.load.resolve import ModelPath, resolve_model
 from spola.runtime.bandwidth import cached
 from spola.runtime.config import DEFAULT_WINDOW_S, DraftConfig, EngineConfig, Options, parse_kv_dtype
 from spola.runtime.drafting import check_same_tokens, draft_groups, load_drafter, open_draft
-from spola.runtime.fit import fit
+from spola.runtime.fit import LONGEST, fit, widest_step
 from spola.runtime.live import LiveView, StepBytes
 from spola.runtime.loop import EngineLoop
 from spola.runtime.machine import Machine, probe
-from spola.runtime.needs import DraftNeeds, Shape, memory_plan, workspace_of
+from spola.runtime.needs import DraftNeeds, Shape, loading_of, memory_plan, release_memory, workspace_of
 from spola.runtime.prices import step_budget
 from spola.runtime.service import Service
 from spola.runtime.step_log import StepLog
@@ -128,6 +128,9 @@ def load_engine(
             if options.weights is not None:
                 opened = with_weights(opened, weight_type(options.weights))
             template = _template(opened, options)
+            for one in (opened, *([draft] if draft is not None else [])):
+                one.drop_vocabulary()
+            release_memory(runner)
             machine = probe()
             adapters = _adapters(opened, options, machine, runner)
             config = resolve(opened, options, machine, runner, draft, adapters)
@@ -235,6 +238,9 @@ def resolve(
     groups = kv_groups(model.spec, *kv_dtypes)
     max_seqs = min(options.max_seqs, max(caps.batch_buckets, default=options.max_seqs))
     step_tokens = min(options.max_step_tokens, caps.max_step_tokens or options.max_step_tokens)
+    if not caps.static_shapes:
+        longest = min(model.spec.context, options.max_model_len or LONGEST)
+        step_tokens = widest_step(step_tokens, max_seqs, longest)
     packed = packed_bytes(model, runner, options.precise)
     drafts = draft_groups(draft, kv_dtypes)
     draft_packed = 0 if draft is None else packed_bytes(draft, runner, options.precise)
@@ -249,6 +255,7 @@ def resolve(
         (*groups, *drafts),
         weights=packed + draft_packed + adapter_bytes,
         draft=draft_packed,
+        loading=loading_of(model, runner, options.precise),
         tables=position_bytes(model.spec) + (0 if draft is None else position_bytes(draft.spec)),
         workspace=workspace_of(opened_models, runner, shape),
         trained=model.spec.context,

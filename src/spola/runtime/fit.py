@@ -13,7 +13,7 @@ from spola.core.errors import CapacityError, ConfigError
 from spola.core.runner import BLOCK_TOKENS, KvGroup
 from spola.runtime.machine import Machine, describe_bytes
 
-__all__ = ["USABLE", "WORKSPACE", "Fit", "Layout", "fit"]
+__all__ = ["USABLE", "WORKSPACE", "Fit", "Layout", "fit", "widest_step"]
 
 USABLE = 0.9  # of what the process may still use: the rest is for the interpreter and its surprises
 KV_SHARE = 0.5  # of what the weights leave, taken for the KV cache unless told otherwise
@@ -42,6 +42,7 @@ def fit(
     tables: int = 0,
     workspace: int = WORKSPACE,
     draft: int = 0,
+    loading: int = 0,
     block_size: int = BLOCK_TOKENS,
     max_slice: int = BLOCK_TOKENS,
     kv_memory: int | float | None = None,
@@ -51,7 +52,8 @@ def fit(
 
     ``workspace``: bytes that a step computes in. ``tables``: bytes that a backend holds for each position up
     to ``max_model_len`` (sines and cosines).
-    ``draft``: the part of ``weights`` that is a draft model's.
+    ``draft``: the part of ``weights`` that is a draft model's. ``loading``: the most bytes of weights at a
+    time while they are loaded.
     ``max_slice`` is the most rows one request has in a step: it bounds what a window group holds at once.
     ``kv_memory`` (bytes, or as a float a fraction of what the process may use) and ``max_model_len`` (tokens)
     are what the person asked for, or None. By default
@@ -74,6 +76,13 @@ def fit(
             f"Three ways out: let it use {describe_bytes((weights + workspace) / USABLE * 1.1)}; "
             f"weights of at most {describe_bytes(max(usable - workspace, 0))}, in a smaller type "
             f"(--weights); {less}"
+        )
+    if loading > usable:
+        raise CapacityError(
+            f"loading the weights takes {describe_bytes(loading)} at its peak, where a tensor is held beside "
+            f"what it is packed into, and this process may use {describe_bytes(usable)} "
+            f"({machine.memory_limit_reason}). Three ways out: let it use "
+            f"{describe_bytes(loading / USABLE)}; a smaller type of weights; or a smaller model"
         )
     if max_model_len is not None and max_model_len > trained:
         raise ConfigError(f"max_model_len is {max_model_len}, but the model was trained for {trained} tokens")
@@ -109,6 +118,11 @@ def fit(
     elif max_model_len is None and length < trained:
         reason = f"the most unless asked, of the trained {trained}"
     return Fit(layout.split(blocks), layout.bytes(blocks), usable, length, reason)
+
+
+def widest_step(step_tokens: int, max_seqs: int, longest: int) -> int:
+    """Rows of the widest step: ``step_tokens``, or all tokens of ``max_seqs`` requests where that is less."""
+    return min(step_tokens, max_seqs * longest)
 
 
 @dataclass(frozen=True, slots=True)

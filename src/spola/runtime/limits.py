@@ -1,6 +1,8 @@
 """This machine's limits: memory reads, multiply-adds by kind, and what the linear kernels make of them.
 
 ``measure_limits`` measures now; ``known_limits`` takes figures kept from an earlier time where they hold.
+Other work on the machine only ever lowers a figure: it is noted with what was measured beside it, and such a
+figure is measured again and replaced by a higher one.
 """
 
 from __future__ import annotations
@@ -10,16 +12,18 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from spola.core.errors import CapacityError, ConfigError
 from spola.load.cache import cache_folder, write_atomically
+from spola.runtime.contention import TRIES, is_quiet, watch
 from spola.runtime.machine import Machine
 
 __all__ = [
@@ -33,11 +37,13 @@ __all__ = [
 ]
 
 PASSES = 5
+MOST_PASSES = 15  # while others take the processors, until there are five without
 LEAST_BUFFER = 512 << 20
 SMALL_MB = (32, 64, 128, 256)  # buffers that may fit into a cache
 SIDE = 2048  # rows and columns of the matrix that kernels are timed on: in cache, so that arithmetic counts
 ROWS = (8, 64)
 _FILE = "limits.json"
+_RECORDS = 15  # records of other builds, processors and numbers of threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +51,14 @@ class Limits:
     """``read`` in bytes per second; the others in multiply-adds per second, by activation format.
 
     ``caches``: bytes per second over smaller buffers, by their size: a model that fits into the caches is
-    read faster than memory is.
+    read faster than memory is. ``others``: processors that other work took meanwhile.
     """
 
     isa: str
     read: float
     peak: dict[str, float]
     caches: dict[int, float] = field(default_factory=dict)
+    others: float = 0.0
 
     def read_of(self, size: float) -> float:
         """Bytes per second of reading ``size`` bytes again and again: between two sizes that were measured,
@@ -73,8 +80,11 @@ class Limits:
             "int8_gops": 2 * self.peak["a8"] / 1e9,
             "int16_gops": 2 * self.peak["a16"] / 1e9,
             "f32_gflops": 2 * self.peak["f32"] / 1e9,
+            "others": self.others,
         }
 
+
+Key = TypeVar("Key", bound=Hashable)
 
 # Weight type -> activation rows of a call -> multiply-adds per second of one thread.
 KernelRates = Mapping[str, Mapping[int, float]]
@@ -86,30 +96,59 @@ class _Kept(msgspec.Struct):
     peak: dict[str, float]
     caches: dict[int, float] = {}
     rates: dict[str, dict[int, float]] = {}
+    others: float = 0.0
+    tries: int = 1
+
+    @property
+    def believed(self) -> bool:
+        return is_quiet(self.others) or self.tries >= TRIES
+
+    def limits(self) -> Limits:
+        return Limits(self.isa, self.read, self.peak, self.caches, self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    read: float
+    caches: dict[int, float]
+    peak: dict[str, float]
+    others: float
 
 
 def measure_limits(threads: int, buffer_bytes: int = 0) -> Limits:
     """Five passes of each, interleaved, with ``threads`` threads: median of reads, best of arithmetic.
 
+    Passes beside other work are repeated, up to fifteen in all, and the five with the least of it count.
     Reads go over ``buffer_bytes`` bytes, at least 512 MB. Raises ConfigError without the native backend.
     """
     try:
-        from spola.backends.native import instruction_sets, measure_peak, measure_read_bandwidth
+        from spola.backends.native import instruction_sets
     except ImportError:
         raise ConfigError("the native backend is not built here, and it measures the machine") from None
     size = max(buffer_bytes, LEAST_BUFFER)
-    read: list[float] = []
-    small: dict[int, list[float]] = {mb << 20: [] for mb in SMALL_MB}
-    peak: dict[str, list[float]] = {"f32": [], "a8": [], "a16": []}
-    for _ in range(PASSES):
-        read.append(measure_read_bandwidth(size, threads, 1))
-        for bytes_, found in small.items():
-            found.append(measure_read_bandwidth(bytes_, threads, PASSES))
-        for kind, rates in peak.items():
-            rates.append(measure_peak(kind, threads))
-    isa = instruction_sets().chosen
-    caches = {bytes_: statistics.median(found) for bytes_, found in small.items()}
-    return Limits(isa, statistics.median(read), {k: max(v) for k, v in peak.items()}, caches)
+    rounds: list[_Round] = []
+    while len(rounds) < PASSES or (
+        len(rounds) < MOST_PASSES and sum(is_quiet(one.others) for one in rounds) < PASSES
+    ):
+        rounds.append(_round(threads, size))
+    rounds = sorted(rounds, key=lambda one: one.others)[:PASSES]
+    return Limits(
+        instruction_sets().chosen,
+        statistics.median(one.read for one in rounds),
+        {kind: max(one.peak[kind] for one in rounds) for kind in rounds[0].peak},
+        {size: statistics.median(one.caches[size] for one in rounds) for size in rounds[0].caches},
+        max(one.others for one in rounds),
+    )
+
+
+def _round(threads: int, size: int) -> _Round:
+    from spola.backends.native import measure_peak, measure_read_bandwidth
+
+    with watch() as seen:
+        read = measure_read_bandwidth(size, threads, 1)
+        small = {mb << 20: measure_read_bandwidth(mb << 20, threads, PASSES) for mb in SMALL_MB}
+        peak = {kind: measure_peak(kind, threads) for kind in ("f32", "a8", "a16")}
+    return _Round(read, small, peak, seen.others)
 
 
 def measure_rates(types: Iterable[str], *, precise: bool = False) -> dict[str, dict[int, float]]:
@@ -130,48 +169,67 @@ def known_limits(
 ) -> tuple[Limits, KernelRates]:
     """The kept figures of this machine and thread count, and what is missing measured now (``fresh``: all).
 
-    Figures from a machine with other work on it are not kept. Raises ConfigError without the native backend,
-    CapacityError where there is no memory for the buffer.
+    What was measured beside other work is measured again, a few times at most, and the higher figure is kept.
+    Raises ConfigError without the native backend, CapacityError where there is no memory for the buffer.
     """
-    try:
-        from spola.backends.native import instruction_sets
-    except ImportError:
-        raise ConfigError("the native backend is not built here, and it measures the machine") from None
-    isa = instruction_sets().chosen
-    key = _key(machine, threads, isa, precise=precise)
-    table = _read()
-    kept = None if fresh else table.get(key)
-    wanted = list(types)
-    busy = os.getloadavg()[0] > machine.cpus + 1
-    if kept is None:
-        if machine.memory_available // 2 < LEAST_BUFFER:
-            raise CapacityError(
-                f"measuring the memory takes a buffer of {LEAST_BUFFER >> 20} MB, and half of the "
-                f"{machine.memory_available >> 20} MB that are free is less: name the machine with --hardware"
-            )
-        found = measure_limits(threads)
-        kept = _Kept(found.isa, found.read, found.peak, found.caches)
-    missing = [name for name in wanted if name not in kept.rates]
-    if missing:
-        kept.rates |= measure_rates(missing, precise=precise)
-    if not busy and (fresh or missing or key not in table):
+    key, table = _key(machine, threads, precise=precise), _read()
+    kept = table.get(key)
+    room = machine.memory_available // 2 >= LEAST_BUFFER
+    if kept is None and not room:
+        raise CapacityError(
+            f"measuring the memory takes a buffer of {LEAST_BUFFER >> 20} MB, and half of the "
+            f"{machine.memory_available >> 20} MB that are free is less: name the machine with --hardware"
+        )
+    again = kept is None or (room and (fresh or not kept.believed))
+    if kept is None or again:
+        kept = _joined(kept, measure_limits(threads), fresh=fresh)
+    missing = sorted(set(types) if again else set(types) - kept.rates.keys())
+    for name, rates in (measure_rates(missing, precise=precise) if missing else {}).items():
+        kept.rates[name] = _highest(kept.rates.get(name, {}), rates)
+    if again or missing:
+        rest = dict([pair for pair in table.items() if pair[0] != key][-_RECORDS:])
         with suppress(OSError):  # a read-only home costs a measurement next time, nothing else
-            write_atomically(cache_folder() / _FILE, msgspec.json.encode(table | {key: kept}))
-    return Limits(kept.isa, kept.read, kept.peak, kept.caches), kept.rates
+            write_atomically(cache_folder() / _FILE, msgspec.json.encode(rest | {key: kept}))
+    return kept.limits(), kept.rates
 
 
 def kept_limits(machine: Machine, threads: int) -> Limits | None:
     """The kept figures as ``known_limits`` gives them; None where nothing was measured. Measures nothing."""
     try:
-        from spola.backends.native import instruction_sets
-    except ImportError:
+        kept = _read().get(_key(machine, threads, precise=False))
+    except ConfigError:
         return None
-    kept = _read().get(_key(machine, threads, instruction_sets().chosen, precise=False))
-    return None if kept is None else Limits(kept.isa, kept.read, kept.peak, kept.caches)
+    return None if kept is None else kept.limits()
 
 
-def _key(machine: Machine, threads: int, isa: str, *, precise: bool) -> str:
-    return f"{machine.key}|{threads}|{isa}|{'a16' if precise else 'a8'}"
+def _joined(kept: _Kept | None, found: Limits, *, fresh: bool) -> _Kept:
+    """What to keep: ``found`` alone if it is quiet and nothing older is wanted, else the higher figures."""
+    quiet = is_quiet(found.others)
+    if kept is None or (fresh and quiet):
+        return _Kept(found.isa, found.read, found.peak, found.caches, {}, found.others)
+    return _Kept(
+        found.isa,
+        max(kept.read, found.read),
+        _highest(kept.peak, found.peak),
+        _highest(kept.caches, found.caches),
+        {} if quiet else kept.rates,
+        min(kept.others, found.others),
+        kept.tries + 1,
+    )
+
+
+def _highest(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, float]:
+    return {key: max(one.get(key, 0.0), other.get(key, 0.0)) for key in {**one, **other}}
+
+
+def _key(machine: Machine, threads: int, *, precise: bool) -> str:
+    """Names the machine and the build whose kernels were measured on it."""
+    try:
+        from spola.backends.native import instruction_sets, native_build
+    except ImportError:
+        raise ConfigError("the native backend is not built here, and it measures the machine") from None
+    isa = instruction_sets().chosen
+    return f"{machine.key}|{threads}|{isa}|{'a16' if precise else 'a8'}|{native_build()}"
 
 
 def _read() -> dict[str, _Kept]:

@@ -1,7 +1,7 @@
 """What a server takes: each part of its memory in bytes, before and after it runs.
 
 The weights, the KV cache and the workspace are the backend's own figures, to the byte. The interpreter with
-its libraries and the tokenizer are estimates from processes that were measured.
+its libraries is an estimate from processes that were measured; the tokenizer is counted (``text.footprint``).
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["INTERPRETER", "TOKENIZER_PER_TOKEN", "MemoryPlan", "peak_resident", "resident"]
+__all__ = ["INTERPRETER", "MemoryPlan", "peak_resident", "resident"]
 
 INTERPRETER = 56 << 20  # Python with the libraries of ``serve`` and its threads' stacks
-TOKENIZER_PER_TOKEN = 700  # bytes: tables of merges and of tokens, in Python and in the library
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes by what for. ``weights`` are packed, with the tables of positions; ``kv`` is what is reserved.
 
     ``draft`` is a draft model's weights and workspace, ``draft_kv`` its cache. ``interpreter`` holds what the
-    process had before, as other models.
+    process had before, as other models. ``loading``, no part of the sum, is what weights take at most while
+    they are loaded, when a tensor lies beside what it is packed into.
     """
 
     weights: int
@@ -30,10 +30,16 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: int = 0
     draft: int = 0
     draft_kv: int = 0
+    loading: int = 0
 
     @property
     def total(self) -> int:
         return self.weights + self.kv + self.workspace + self.draft + self.draft_kv + self.host
+
+    @property
+    def peak(self) -> int:
+        """The most that is resident at any time: with everything in use, or before, while loading."""
+        return max(self.total, self.host + self.loading)
 
     @property
     def host(self) -> int:

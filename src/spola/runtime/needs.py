@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from spola.core.runner import KvGroup, Runner, RunnerConfig
 from spola.load.model import Model
 from spola.runtime.fit import WORKSPACE
-from spola.runtime.memory import INTERPRETER, TOKENIZER_PER_TOKEN, MemoryPlan, resident
+from spola.runtime.memory import INTERPRETER, MemoryPlan, resident
+from spola.text.footprint import tokenizer_bytes
 
-__all__ = ["DraftNeeds", "Shape", "memory_plan", "workspace_of"]
+__all__ = ["DraftNeeds", "Shape", "loading_of", "memory_plan", "release_memory", "workspace_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,19 @@ def workspace_of(models: Sequence[tuple[Model, tuple[KvGroup, ...]]], runner: Ru
     )
 
 
+def loading_of(model: Model, runner: Runner, precise: bool) -> int:
+    """The most bytes of weights at a time while ``model`` is loaded; 0 where the backend does not tell."""
+    count = getattr(runner, "loading_bytes", None)
+    return 0 if count is None else int(count(model.spec, model.dtypes, precise=precise))
+
+
+def release_memory(runner: Runner) -> None:
+    """Give what was freed back to the system, where the backend can: what tokenizers are built from."""
+    trim = getattr(runner, "trim_heap", None)
+    if trim is not None:
+        trim()
+
+
 def memory_plan(
     model: Model,
     groups: tuple[KvGroup, ...],
@@ -76,13 +90,13 @@ def memory_plan(
     if footprint is None:
         return None
     taken = footprint(model.spec, model.dtypes, shape.config(groups, blocks, max_model_len))
-    tokenizer = TOKENIZER_PER_TOKEN * model.spec.vocab
+    tokenizer = tokenizer_bytes(model.spec.vocab)
     now = resident() or 0
     helper = {"weights": 0, "workspace": 0, "kv": 0}
     if draft is not None:
         config = shape.config(draft.groups, draft.blocks, draft.max_model_len)
         helper = footprint(draft.model.spec, draft.model.dtypes, config)
-        tokenizer += TOKENIZER_PER_TOKEN * draft.model.spec.vocab
+        tokenizer += tokenizer_bytes(draft.model.spec.vocab)
     return MemoryPlan(
         weights=taken["weights"] + adapters,
         kv=taken["kv"],
@@ -91,4 +105,5 @@ def memory_plan(
         tokenizer=tokenizer,
         draft=helper["weights"] + helper["workspace"],
         draft_kv=helper["kv"],
+        loading=loading_of(model, runner, shape.precise),
     )

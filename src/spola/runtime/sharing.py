@@ -12,7 +12,7 @@ from spola.load.resolve import resolve_model
 from spola.runtime.build import packed_bytes
 from spola.runtime.config import Options, parse_kv_dtype
 from spola.runtime.drafting import open_draft
-from spola.runtime.fit import KV_SHARE, USABLE
+from spola.runtime.fit import KV_SHARE, LONGEST, USABLE, widest_step
 from spola.runtime.machine import Machine, describe_bytes, probe
 from spola.runtime.needs import Shape, workspace_of
 from spola.runtime.weights import with_weights
@@ -103,8 +103,12 @@ def _needs(model: str, options: Options, machine: Machine) -> int:
             if options.weights is not None:
                 opened = with_weights(opened, weight_type(options.weights))
             models = [opened] if draft is None else [opened, draft]
+            longest = min(opened.spec.context, options.max_model_len or LONGEST)
             shape = Shape(
-                options.max_step_tokens, options.max_seqs, options.threads or machine.threads, options.precise
+                widest_step(options.max_step_tokens, options.max_seqs, longest),
+                options.max_seqs,
+                options.threads or machine.threads,
+                options.precise,
             )
             groups = [(one, kv_groups(one.spec, *kinds)) for one in models]
             packed = sum(packed_bytes(one, runner, options.precise) for one in models)

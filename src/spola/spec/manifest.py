@@ -26,7 +26,7 @@ from spola.spec.decoder import (
     Rope,
 )
 
-__all__ = ["Role", "ShardAxis", "TensorInfo", "manifest"]
+__all__ = ["Role", "ShardAxis", "TensorInfo", "in_load_order", "manifest"]
 
 Role = Literal[
     "embedding",
@@ -80,6 +80,11 @@ class TensorInfo:
     role: Role
     shard: ShardAxis | None = None
     required: bool = True
+
+
+def in_load_order(spec: DecoderSpec) -> list[TensorInfo]:
+    """The manifest as it is loaded: the embedding and the head, the largest, while little else is held."""
+    return sorted(manifest(spec), key=lambda info: info.role not in ("embedding", "head"))
 
 
 def manifest(spec: DecoderSpec) -> list[TensorInfo]:

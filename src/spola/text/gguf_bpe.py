@@ -38,7 +38,7 @@ class BpeCodec:
     def __init__(self, vocab: Vocab) -> None:
         pre = vocab.pre
         assert pre is not None
-        self._vocab = vocab
+        self._vocab = vocab.built()
         merges = [_pair(i, merge) for i, merge in enumerate(vocab.merges)]
         tokenizer = Tokenizer(_bpe(vocab, merges, pre.ignore_merges))
         if pre.nfc:

@@ -28,7 +28,7 @@ class SpmCodec:
     """SentencePiece BPE. Characters without a piece become their bytes' tokens."""
 
     def __init__(self, vocab: Vocab) -> None:
-        self._vocab = vocab
+        self._vocab = vocab.built()
         pairs = _merges(vocab)
         tokens = vocab.tokens
         merges = [(tokens[left], tokens[right]) for left, right in zip(pairs[::2], pairs[1::2])]
@@ -90,7 +90,7 @@ class UnigramCodec:
     def __init__(self, vocab: Vocab) -> None:
         if vocab.unk is None:
             raise ModelError("tokenizer.ggml.unknown_token_id is not set; a unigram tokenizer needs it")
-        self._vocab = vocab
+        self._vocab = vocab.built()
         self._unk = vocab.unk
         self._byte_ids = _byte_ids(vocab)
         self._normalizer = _precompiled(vocab.charsmap) if vocab.charsmap else None

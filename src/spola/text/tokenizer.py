@@ -65,7 +65,7 @@ class Tokenizer:
         """
         vocab = read_vocab(metadata)
         vocab = replace(vocab, ends=vocab.ends | frozenset(ends))
-        return cls(vocab, _CODECS[vocab.model](vocab))
+        return cls(vocab.built(), _CODECS[vocab.model](vocab))
 
     @property
     def vocab_size(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spola.core.errors import ModelError
@@ -66,8 +66,8 @@ class Vocab:
     pre: Pre | None  # for gpt2 only
     tokens: list[str]
     types: bytearray
-    scores: Sequence[float]  # empty for gpt2
-    merges: Sequence[str]  # empty unless gpt2
+    scores: Sequence[float]  # empty for gpt2, and once built
+    merges: Sequence[str]  # empty unless gpt2, and once built
     ids: dict[str, int]  # text -> the first id that has it
     bos: int | None
     eos: int | None
@@ -79,6 +79,10 @@ class Vocab:
     remove_extra_whitespaces: bool
     charsmap: bytes  # SentencePiece's compiled normalizer, for t5
     strip_right: frozenset[int]  # special tokens that swallow the whitespace after them
+
+    def built(self) -> Vocab:
+        """The same without the tables from which only the codec is built."""
+        return replace(self, scores=(), merges=())
 
     def is_special(self, token: int) -> bool:
         """Whether the token carries structure, not text."""

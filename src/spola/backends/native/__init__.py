@@ -6,6 +6,7 @@ from spola.backends.native.probe import (
     measure_linear,
     measure_peak,
     measure_read_bandwidth,
+    native_build,
 )
 from spola.backends.native.runner import NativeRunner
 
@@ -16,4 +17,5 @@ __all__ = [
     "measure_linear",
     "measure_peak",
     "measure_read_bandwidth",
+    "native_build",
 ]

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 from spola import _native
 from spola.backends.native.lower import Tensors, lower
-from spola.core.dtype import BY_NAME
+from spola.core.dtype import BY_NAME, nbytes
 from spola.core.runner import BLOCK_TOKENS, SEGMENT_TOKENS, KvGroup, RunnerConfig, kv_row_bytes
 from spola.spec.decoder import DecoderSpec
-from spola.spec.manifest import TensorInfo, manifest
+from spola.spec.manifest import TensorInfo, in_load_order, manifest
 
-__all__ = ["MATRIX_ROLES", "footprint", "packed_matrix_bytes"]
+__all__ = ["MATRIX_ROLES", "footprint", "loading_bytes", "packed_bytes", "packed_matrix_bytes"]
 
 MATRIX_ROLES = ("embedding", "positions", "linear", "router", "head", "experts", "heads")
 
@@ -42,6 +42,29 @@ def footprint(spec: DecoderSpec, dtypes: Mapping[str, str], config: RunnerConfig
         "workspace": sizes.workspace(),
         "positions": sizes.positions,
     }
+
+
+def loading_bytes(spec: DecoderSpec, dtypes: Mapping[str, str], precise: bool) -> int:
+    """The most bytes of weights at a time while they are loaded: a tensor as it is stored, beside the one
+    before it, which the taker still holds, or beside what it is packed into, and all that came before.
+    """
+    most = packed = before = 0
+    for info in in_load_order(spec):
+        dtype = dtypes.get(info.name)
+        if dtype is not None:
+            stored = nbytes(BY_NAME[dtype], math.prod(info.shape))
+            most = max(most, packed + before + stored)
+            packed += packed_bytes(info, dtype, precise)
+            most = max(most, packed + stored)
+            before = stored
+    return most
+
+
+def packed_bytes(info: TensorInfo, dtype: str, precise: bool) -> int:
+    """Bytes of a tensor once it is packed."""
+    if info.role in MATRIX_ROLES:
+        return packed_matrix_bytes(info, dtype, precise)
+    return 4 * math.prod(info.shape)
 
 
 def packed_matrix_bytes(info: TensorInfo, dtype: str, precise: bool) -> int:

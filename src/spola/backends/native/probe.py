@@ -23,6 +23,7 @@ __all__ = [
     "measure_linear",
     "measure_peak",
     "measure_read_bandwidth",
+    "native_build",
     "requested_isa",
 ]
 
@@ -71,7 +72,7 @@ def _wrong_kernel(isa: str) -> str:
         kept = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):
         kept = {}
-    key = f"{isa}|{_build()}|{platform.processor() or platform.machine()}|{_cpu_model()}"
+    key = f"{isa}|{native_build()}|{platform.processor() or platform.machine()}|{_cpu_model()}"
     if key not in kept:
         kept = dict(list(kept.items())[-_KEPT:]) | {key: _native.self_check(isa)}
         with suppress(OSError):  # a read-only home costs the comparison again, nothing else
@@ -79,8 +80,8 @@ def _wrong_kernel(isa: str) -> str:
     return kept[key]
 
 
-def _build() -> str:
-    """Names this build of the extension module."""
+def native_build() -> str:
+    """Names this build of the extension module, for figures and checks that hold for one build only."""
     about = os.stat(_native.__file__)
     return f"{about.st_size}.{about.st_mtime_ns}"
 

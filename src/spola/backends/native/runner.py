@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import astuple
 
 from spola import _native
-from spola.backends.native.footprint import MATRIX_ROLES, footprint, packed_matrix_bytes
+from spola.backends.native.footprint import MATRIX_ROLES, footprint, loading_bytes, packed_bytes
 from spola.backends.native.lower import Tensors, lower
 from spola.backends.native.probe import requested_isa
 from spola.backends.native.supported import check, norm_offsets
@@ -57,21 +57,24 @@ class NativeRunner:
     @staticmethod
     def weight_bytes(spec: DecoderSpec, dtypes: Mapping[str, str], *, precise: bool = False) -> int:
         """Bytes that the weights of ``spec`` take once they are packed; ``dtypes`` by canonical name."""
-        total = 0
-        for info in manifest(spec):
-            dtype = dtypes.get(info.name)
-            if dtype is None:
-                continue
-            if info.role in MATRIX_ROLES:
-                total += packed_matrix_bytes(info, dtype, precise)
-            else:
-                total += 4 * math.prod(info.shape)
-        return total
+        return sum(
+            packed_bytes(info, dtypes[info.name], precise) for info in manifest(spec) if info.name in dtypes
+        )
+
+    @staticmethod
+    def loading_bytes(spec: DecoderSpec, dtypes: Mapping[str, str], *, precise: bool = False) -> int:
+        """The most bytes of weights at a time while they are loaded."""
+        return loading_bytes(spec, dtypes, precise)
 
     @staticmethod
     def footprint(spec: DecoderSpec, dtypes: Mapping[str, str], config: RunnerConfig) -> dict[str, int]:
         """What ``memory`` will tell after a load, to the byte, and "positions" as a part of the weights."""
         return footprint(spec, dtypes, config)
+
+    @staticmethod
+    def trim_heap() -> None:
+        """Give freed memory of this process back to the system."""
+        _native.trim_heap()
 
     def load(self, spec: DecoderSpec, tensors: Iterable[Tensor], config: RunnerConfig) -> None:
         check(spec)
