@@ -6,6 +6,7 @@ import json
 import random
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,7 @@ from spola.core.errors import RequestError
 from spola.core.structured import StructuredOutputsParams
 from spola.text.compile_lane import Lane
 from spola.text.grammar import Grammar, Grammars, json_source, lark_source
+from spola.text.grammar_cache import GrammarCache
 from spola.text.grammar_guard import BothGuards, GrammarGuard
 from spola.text.grammar_trial import needs_trial
 from spola.text.stops import StopGuard
@@ -23,6 +25,7 @@ from support.schemas import Walker, random_schema
 from support.tiny import Tiny
 
 jsonschema = pytest.importorskip("jsonschema")
+LLMatcher = pytest.importorskip("llguidance").LLMatcher
 
 
 @pytest.fixture(scope="module")
@@ -400,6 +403,47 @@ def test_exactly_one_form() -> None:
     ):
         with pytest.raises(RequestError, match="structured_outputs"):
             StructuredOutputsParams(**wanted)
+
+
+def test_a_refusal_holds_no_matcher(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the frames of the error nor in what is kept: a matcher may have hundreds of MB."""
+    monkeypatch.setattr("spola.text.grammar.DEAR_S", 0.0)
+    monkeypatch.setattr("spola.text.grammar.FIRST_S", -1.0)
+    grammars = Grammars(tokenizer)
+    for _ in range(2):  # the second time as it is remembered
+        with pytest.raises(RequestError, match="too long to follow") as caught:
+            of(grammars, regex="a+b")
+        frames = list(traceback.walk_tb(caught.tb))
+        assert frames
+        assert not any(isinstance(v, LLMatcher) for frame, _ in frames for v in frame.f_locals.values())
+    ((future, _),) = grammars._cache._kept.values()
+    assert future.exception().__traceback__ is None
+
+
+def test_the_cache_is_bounded_by_number_and_by_what_its_grammars_took() -> None:
+    cache: GrammarCache[str] = GrammarCache(3, 1.0)
+
+    def add(name: str, seconds: float) -> None:
+        future, new = cache.enter(name)
+        assert new
+        future.set_result(name)
+        cache.keep(name, seconds)
+
+    def known(*names: str) -> bool:
+        return set(cache._kept) == set(names)
+
+    for name in "abc":
+        add(name, 0.1)
+    assert cache.enter("a") == (cache._kept["a"][0], False)  # asked for again: the last to go
+    add("d", 0.1)
+    assert known("a", "c", "d")
+    add("e", 0.85)
+    assert known("d", "e")
+    add("f", 9.0)  # too dear for any neighbour, and kept alone
+    assert known("f")
+    cache.drop("f")
+    cache.keep("f", 1.0)
+    assert len(cache) == 0
 
 
 def test_a_compiled_grammar_is_kept(grammars: Grammars) -> None:

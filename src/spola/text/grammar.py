@@ -13,14 +13,13 @@ import json
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from spola.core.errors import RequestError
 from spola.core.structured import StructuredOutputsParams
 from spola.text.compile_lane import Lane
+from spola.text.grammar_cache import GrammarCache
 from spola.text.grammar_guard import GrammarGuard
 from spola.text.grammar_trial import needs_trial, try_out
 from spola.text.regex_cost import check_regex
@@ -38,7 +37,8 @@ REHEARSED = 4  # masks computed before a grammar is taken
 FIRST_S = 0.5  # processor time of the first of these, which all answers share, and of
 MASK_S = 0.05  # each later one, which is the engine's time then
 DEAR_S = 0.1  # a refusal that took longer to find is kept
-CACHED = 64  # compiled grammars kept
+CACHED = 64  # compiled grammars kept,
+CACHED_S = 5.0  # and the processor time that they may have taken together: about 0.5 GB at the worst
 # One blank, or a new line with an indentation, between the tokens of JSON: no runs of them.
 _ARGUMENTS = re.compile(r"^arguments(\d+)$")  # names of the grammars of tools' arguments
 BLANKS = r"\n[ ]{0,8}|[ ]"
@@ -48,9 +48,12 @@ Error = Callable[[str], RequestError]
 
 
 class Grammar:
-    """A compiled grammar. Immutable; ``guard`` gives a fresh matcher at its beginning."""
+    """A compiled grammar. Immutable; ``guard`` gives a fresh matcher at its beginning. ``compile_s``: the
+    processor time that it took.
+    """
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, compile_s: float = 0.0) -> None:
+        self.compile_s = compile_s
         self._matcher = matcher
         self._lock = threading.Lock()
 
@@ -70,9 +73,8 @@ class Grammars:
         self._tokenizer = tokenizer
         self._table: LLTokenizer | None = None
         self._building = threading.Lock()
-        # Grammars that are there or being made, and refusals that took long to find.
-        self._cache: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
-        self._caching = threading.Lock()
+        # Refusals that took long to find are in it too.
+        self._cache: GrammarCache[Grammar] = GrammarCache(CACHED, CACHED_S)
         self._plain, self._dear = Lane(2), Lane(1)
 
     def warm(self) -> None:
@@ -87,30 +89,23 @@ class Grammars:
         """Compile named sources, the first of which is where an answer begins. Raises RequestError."""
         listed = list(sources)
         key = json.dumps({"grammars": listed}, ensure_ascii=False), param
-        with self._caching:
-            found = self._cache.get(key)
-            if found is None:
-                mine = self._cache[key] = Future()
-                while len(self._cache) > CACHED:
-                    self._cache.popitem(last=False)
-            else:
-                self._cache.move_to_end(key)
-        if found is not None:  # made, or being made for somebody else
-            try:
-                return found.result()
-            except RequestError as error:
-                raise _again(error) from None
+        found, new = self._cache.enter(key)
+        if not new:  # made, or being made for somebody else
+            refused = found.exception()
+            if isinstance(refused, RequestError):
+                raise _again(refused)  # the one that is kept would gather everybody's frames
+            return found.result()
         started = time.monotonic()
         try:
             grammar = self._made(listed, *key)
         except BaseException as error:
-            with self._caching:
-                keep = isinstance(error, RequestError) and error.status == 400
-                if not keep or time.monotonic() - started < DEAR_S:
-                    self._cache.pop(key, None)
-            mine.set_exception(error)
+            refusal = _again(error) if isinstance(error, RequestError) else None
+            if refusal is None or refusal.status != 400 or time.monotonic() - started < DEAR_S:
+                self._cache.drop(key)
+            found.set_exception(error if refusal is None else refusal)
             raise
-        mine.set_result(grammar)
+        found.set_result(grammar)
+        self._cache.keep(key, grammar.compile_s)
         return grammar
 
     def _made(self, sources: list[Source], text: str, param: str) -> Grammar:
@@ -120,7 +115,12 @@ class Grammars:
         def work() -> Grammar:
             for schema in dear:
                 try_out(schema, param)
-            return Grammar(self._compiled(text, param))
+            started = time.thread_time()
+            try:
+                return Grammar(self._compiled(text, param), time.thread_time() - started)
+            except RequestError as error:
+                # Its frames hold the matcher, up to hundreds of MB, for as long as anybody holds the error.
+                raise error.with_traceback(None) from None
 
         return (self._dear if dear else self._plain).run(work)
 
