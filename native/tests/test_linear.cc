@@ -3,6 +3,7 @@
 #include "check.h"
 #include "kernels/expand.h"
 #include "kernels/pack.h"
+#include "kernels/row_groups.h"
 
 using namespace spola;
 using blocks::Fill;
@@ -172,6 +173,49 @@ void check_case(const Case& c, check::Random& random) {
   }
 }
 
+// Groups of rows, where a kernel takes them: every size of a group and every number of groups of a call.
+void check_groups(const Case& c, check::Random& random) {
+  const blocks::NamedType& t = c.type;
+  const int k = c.k;
+  const size_t offset = c.offset;
+  const Scheme scheme = scheme_of(t.type, false);
+  if (act_format(scheme, false) != ActFormat::kA8) return;
+  const Tile tile = make_tile(c, scheme, random);
+  const int s = static_cast<int>(scheme), f = static_cast<int>(ActFormat::kA8);
+  const TileKernel twin = scalar_kernels()->tile[s][f];
+  for (const Kernels* kernels : check::variants()) {
+    if (kernels->groups == 0) continue;
+    for (int rows : {kernels->rows + 1, 2 * kernels->rows, 3 * kernels->rows - 1, 7 * kernels->rows - 6}) {
+      const Inputs in(k, rows, c.rows, offset, random);
+      Activations a = in.act();
+      std::vector<uint8_t> bytes(grouped_bytes(static_cast<size_t>(rows), static_cast<size_t>(k)));
+      for (int r = rows - 1; r >= 0; --r) put_into_group(a, r, rows, kernels->rows, bytes.data());
+      if (!CHECK(kernels->tile[s][f] != nullptr)) return;
+      a.groups = bytes.data();
+      a.grouped = rows;
+      const RowGroups groups(rows, kernels->rows);
+      for (int g = 0; g < groups.count; ++g) {
+        CHECK(groups.of(groups.begin(g)) == g);
+        const int end = std::min(groups.count, g + 1 + g % kernels->groups), row0 = groups.begin(g);
+        const int n = groups.begin(end) - row0;
+        check::Buffer<float> got(static_cast<size_t>(n + 1) * kTileRows, offset);
+        for (size_t i = 0; i < got.size(); ++i) got[i] = -77.0f;
+        kernels->tile[s][f](tile.bytes.data(), a, row0, n, got.data());
+        for (int r = 0; r <= n; ++r) {
+          float want[kTileRows];
+          std::fill(want, want + kTileRows, -77.0f);
+          if (r < n) twin(tile.bytes.data(), in.act(), row0 + r, 1, want);
+          for (int j = 0; j < kTileRows; ++j) {
+            const float x = got[static_cast<size_t>(r * kTileRows + j)];
+            CHECK_MSG(check::same(x, want[j]), "%s %s k %d, group %d of %d rows, row %d: %a, twin %a",
+                      kernels->isa, t.name, k, g, rows, r, double(x), double(want[j]));
+          }
+        }
+      }
+    }
+  }
+}
+
 void check_type(const blocks::NamedType& t, bool precise, check::Random& random) {
   const int block = type_shape(t.type).values;
   const std::vector<int> lengths = block == 1    ? std::vector<int>{1, 3, 4, 7, 33, 64, 129}
@@ -182,11 +226,14 @@ void check_type(const blocks::NamedType& t, bool precise, check::Random& random)
     for (int n : {16, 5}) check_case({t, precise, k, n, Fill::kRandom, Rows::kRandom, 0}, random);
     check_case({t, precise, k, 16, Fill::kRandom, Rows::kRandom, 1}, random);
     check_case({t, precise, k, 16, Fill::kRandom, Rows::kRandom, 3}, random);
+    const size_t offset = k % 3 == 0 ? 3 : 0;
+    if (!precise) check_groups({t, precise, k, 16, Fill::kRandom, Rows::kRandom, offset}, random);
   }
   if (block == 1) return;
   for (Fill fill : {Fill::kLowest, Fill::kHighest, Fill::kRandom}) {
     for (Rows rows : {Rows::kAllLow, Rows::kAllHigh, Rows::kAlternating}) {
       check_case({t, precise, lengths[1], 16, fill, rows, 0}, random);
+      if (!precise) check_groups({t, precise, lengths[1], 16, fill, rows, 0}, random);
     }
   }
 }

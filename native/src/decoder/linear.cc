@@ -6,6 +6,7 @@
 
 #include "base/align.h"
 #include "decoder/ops.h"
+#include "kernels/row_groups.h"
 
 namespace spola {
 namespace {
@@ -16,9 +17,14 @@ int rows_per_pass(int k, int rows_per_call) {
   return std::max(16 / rows_per_call + 1, kBytes / std::max(k, 1) / rows_per_call) * rows_per_call;
 }
 
-// The same for `rows` rows in all: no more passes than a stage may have.
-int rows_of_pass(int k, int rows_per_call, int rows) {
-  return std::max(rows_per_pass(k, rows_per_call), ceil_div(rows, ThreadPool::kParts));
+// Where the pass that begins at row `begin` of the step ends. No more passes than a stage may have.
+int end_of_pass(const OpContext& c, int begin) {
+  const int rows = c.rows->count, least = ceil_div(rows, ThreadPool::kParts);
+  const Activations& a = c.activations;
+  if (!a.groups) return std::min(rows, begin + std::max(rows_per_pass(a.k, c.kernels->rows), least));
+  const RowGroups groups(a.grouped, c.kernels->rows);
+  const int pass = std::max(rows_per_pass(a.k, c.kernels->rows * c.kernels->groups), least);
+  return groups.begin(std::min(groups.count, groups.of(begin) + ceil_div(pass, c.kernels->rows)));
 }
 
 // Rows row .. row + rows of the step; `next` is the tile that will be read after theirs, or null.
@@ -71,7 +77,7 @@ void store(const LinearOp& op, const float* values, int n, float* y) {
 void plain_tile(const LinearOp& op, const OpContext& c, int tile, const Call& call) {
   const LinearPart& part = part_of(op, *c.model, &tile);
   const Matrix& m = c.model->matrix(part.matrix);
-  alignas(kCacheLine) float out[kMaxRows * kTileRows];
+  alignas(kCacheLine) float out[kMaxCallRows * kTileRows];
   product(c, part, tile, call, out);
   const int column = tile * kTileRows;
   float* y = c.work->buffer(op.output) + static_cast<size_t>(call.row - op.first) * op.width + part.column + column;
@@ -92,7 +98,7 @@ void bound(const LinearOp& op, float* gate, float* up, int n) {
 }
 
 void silu_1702_mul(const Kernels& kernels, float* gate, const float* up, int n) {
-  alignas(kCacheLine) float e[kMaxRows * kTileRows];
+  alignas(kCacheLine) float e[kMaxCallRows * kTileRows];
   for (int i = 0; i < n; ++i) e[i] = -(1.702f * gate[i]);
   kernels.exp_many(e, n, e);
   for (int i = 0; i < n; ++i) gate[i] = gate[i] / (1.0f + e[i]) * up[i];
@@ -111,8 +117,8 @@ void activate(Epilogue epilogue, const Kernels& kernels, float* gate, const floa
 
 void activated_tile(const LinearOp& op, const OpContext& c, int tile, const Call& call) {
   const int rows = call.rows;
-  alignas(kCacheLine) float gate[kMaxRows * kTileRows];
-  alignas(kCacheLine) float up[kMaxRows * kTileRows];
+  alignas(kCacheLine) float gate[kMaxCallRows * kTileRows];
+  alignas(kCacheLine) float up[kMaxCallRows * kTileRows];
   const Matrix& m = c.model->matrix(op.part[0].matrix);
   if (op.parts == 2) {
     const uint8_t* second = tile_data(c.model->matrix(op.part[1].matrix), tile);
@@ -180,16 +186,15 @@ void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, in
   const bool activation = is_activation(op.epilogue);
   Call call{begin, 0, next};
   for (; call.row < end; call.row += call.rows, call.next = nullptr) {
-    call.rows = rows_of_call(end - call.row, c.kernels->rows);
+    call.rows = rows_of_call(c.activations, *c.kernels, call.row, end);
     activation ? activated_tile(op, c, tile, call) : plain_tile(op, c, tile, call);
   }
 }
 
 void run_linear(const LinearOp& op, const OpContext& c, int worker) {
   const int tiles = tiles_of(op, *c.model);
-  const int pass = rows_of_pass(c.activations.k, c.kernels->rows, c.rows->count);
-  for (int begin = 0, part = 0; begin < c.rows->count; begin += pass, ++part) {
-    const int end = std::min(c.rows->count, begin + pass);
+  for (int begin = 0, end = 0, part = 0; begin < c.rows->count; begin = end, ++part) {
+    end = end_of_pass(c, begin);
     claim_all(c, worker, part, tiles, [&](Range range) {
       const int last = c.pool->end_of_range(range.begin, tiles);
       for (int t = range.begin; t < range.end; ++t) {

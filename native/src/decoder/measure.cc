@@ -8,6 +8,7 @@
 #include "base/arena.h"
 #include "base/thread_pool.h"
 #include "kernels/pack.h"
+#include "kernels/row_groups.h"
 
 namespace spola {
 namespace {
@@ -24,9 +25,10 @@ struct Rows {
   std::vector<float> f32, d8, s8, d16;
   std::vector<int8_t> q8;
   std::vector<int16_t> h8, q16;
+  std::vector<uint8_t> groups;
   Activations a;
 
-  Rows(int m, int k) {
+  Rows(const Kernels& kernels, ActFormat format, int m, int k) {
     const size_t n = static_cast<size_t>(m) * static_cast<size_t>(k);
     f32.assign(n, 0.25f);
     q8.assign(n, 3);
@@ -43,6 +45,11 @@ struct Rows {
     a.h8 = h8.data();
     a.q16 = q16.data();
     a.d16 = d16.data();
+    if (format != ActFormat::kA8 || kernels.groups == 0 || m <= kernels.rows) return;
+    groups.resize(grouped_bytes(static_cast<size_t>(m), static_cast<size_t>(k)));
+    for (int r = 0; r < m; ++r) put_into_group(a, r, m, kernels.rows, groups.data());
+    a.groups = groups.data();
+    a.grouped = m;
   }
 };
 
@@ -85,15 +92,15 @@ LinearTime measure_linear(const Kernels& kernels, GgmlType type, bool precise, i
   const size_t tile = tile_bytes(scheme, cols);
   Mapping weights(out.bytes, true);
   std::memset(weights.data(), kPattern, out.bytes);
-  const Rows in(m, cols);
-  float values[kMaxRows * kTileRows];
+  const Rows in(kernels, out.format, m, cols);
+  float values[kMaxCallRows * kTileRows];
   for (int pass = 0; pass <= passes; ++pass) {
     const double start = now();
     for (size_t at = 0; at < out.bytes; at += tile) {
       Activations a = in.a;
       a.next = at + 2 * tile <= out.bytes ? weights.data() + at + tile : nullptr;
       for (int row = 0, n = 0; row < m; row += n, a.next = nullptr) {
-        n = rows_of_call(m - row, kernels.rows);
+        n = rows_of_call(a, kernels, row, m);
         kernel(weights.data() + at, a, row, n, values);
       }
     }

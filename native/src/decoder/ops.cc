@@ -6,6 +6,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/pack.h"
+#include "kernels/row_groups.h"
 #include "kernels/rope.h"
 
 namespace spola {
@@ -55,9 +56,20 @@ RowsIn rows_in(const PrepareOp& op, const OpContext& c, const float* input) {
           op.step};
 }
 
+// Whether A8 rows also go into groups: where the kernels read those, and do not take all rows in one call.
+bool in_groups(const PrepareOp& op, const OpContext& c) {
+  return op.rows == Rows::kStep && (op.formats & (1u << static_cast<int>(ActFormat::kA8))) != 0 &&
+         c.kernels->groups > 0 && c.rows->count > c.kernels->rows;
+}
+
 void prepare(const PrepareOp& op, bool own, const OpContext& c, int worker, Range range) {
   const Ends ends = ends_of(op, own, c, worker);
   prepare_rows(c, ends.to, op.norm, rows_in(op, c, ends.input), op.formats, range.begin, range.end);
+  if (!in_groups(op, c)) return;
+  const Activations a = prepared(ends.to, op.norm, rows_in(op, c, ends.input));
+  for (int r = range.begin; r < range.end; ++r) {
+    put_into_group(a, r, c.rows->count, c.kernels->rows, ends.to.groups);
+  }
 }
 
 void residual(const ResidualOp& op, const OpContext& c, int worker, Range range) {
@@ -344,7 +356,12 @@ Activations activations_of(const Op& consumer, const OpContext& c, int worker) {
   if (source->kind == OpKind::kAdapter) --source;
   const bool own = c.alone && source->own;
   const Ends ends = ends_of(source->prepare, own, c, worker);
-  return prepared(ends.to, source->prepare.norm, rows_in(source->prepare, c, ends.input));
+  Activations a = prepared(ends.to, source->prepare.norm, rows_in(source->prepare, c, ends.input));
+  if (in_groups(source->prepare, c)) {
+    a.groups = ends.to.groups;
+    a.grouped = c.rows->count;
+  }
+  return a;
 }
 
 void run_rows(const Op& op, bool own, const OpContext& c, int worker, Range range) {

@@ -7,6 +7,7 @@
 #include "base/align.h"
 #include "kernels/attention.h"
 #include "kernels/records.h"
+#include "kernels/row_groups.h"
 
 namespace spola {
 namespace {
@@ -106,23 +107,45 @@ struct Inputs {
   }
 };
 
+// The rows of `in` as groups, a full one and a smaller one, against the twin's `want`.
+bool groups_agree(const Kernels& kernels, TileKernel kernel, const std::vector<uint8_t>& tile,
+                  const Inputs& in, int rows, const std::vector<float>& want) {
+  std::vector<uint8_t> groups(grouped_bytes(static_cast<size_t>(rows), kColumns));
+  Activations a = in.a;
+  for (int r = 0; r < rows; ++r) put_into_group(in.a, r, rows, kernels.rows, groups.data());
+  a.groups = groups.data();
+  a.grouped = rows;
+  std::vector<float> got(want.size());
+  for (int row = 0, n = 0; row < rows; row += n) {
+    n = rows_of_call(a, kernels, row, rows);
+    kernel(tile.data(), a, row, n, got.data() + static_cast<size_t>(row) * kTileRows);
+  }
+  return same(got, want);
+}
+
 std::string check_tiles(const Kernels& kernels, Random& random) {
   const Kernels* scalar = scalar_kernels();
-  const Inputs in(kernels.rows, random);
+  const int grouped = kernels.groups > 0 ? 2 * kernels.rows - 1 : 0;
+  const int most = std::max(kernels.rows, grouped);
+  const Inputs in(most, random);
   for (int s = 0; s < static_cast<int>(Scheme::kCount); ++s) {
     const std::vector<uint8_t> tile = random_tile(static_cast<Scheme>(s), random);
     for (int f = 0; f < 3; ++f) {
       if (!scalar->tile[s][f]) continue;
       const std::string name = "tile " + std::to_string(s) + "/" + std::to_string(f);
       if (!kernels.tile[s][f]) return name;
-      std::vector<float> want(static_cast<size_t>(kernels.rows * kTileRows));
-      for (int r = 0; r < kernels.rows; ++r)
+      std::vector<float> want(static_cast<size_t>(most * kTileRows));
+      for (int r = 0; r < most; ++r)
         scalar->tile[s][f](tile.data(), in.a, r, 1, &want[size_t(r) * kTileRows]);
       for (int rows : {1, (kernels.rows + 1) / 2, kernels.rows}) {
         std::vector<float> got = want;
         std::fill(got.begin(), got.begin() + rows * kTileRows, -1.0f);
         kernels.tile[s][f](tile.data(), in.a, 0, rows, got.data());
         if (!same(got, want)) return name + " of " + std::to_string(rows) + " rows";
+      }
+      if (grouped > 0 && f == static_cast<int>(ActFormat::kA8) &&
+          !groups_agree(kernels, kernels.tile[s][f], tile, in, grouped, want)) {
+        return name + " of groups";
       }
     }
   }

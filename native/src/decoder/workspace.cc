@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/align.h"
+#include "kernels/row_groups.h"
 
 namespace spola {
 namespace {
@@ -85,6 +86,7 @@ void Workspace::lay_out(const Program& program, const std::vector<KvShape>& kv, 
   take(partials_, (rows + kSpareRecords) * static_cast<size_t>(record));
   take(scratch_, scratch_floats_ * static_cast<size_t>(shape_.workers));
   lay_out_rows(shared_, {rows * slots, width}, {rows * heads, head_width}, take);
+  take(shared_.groups, grouped_bytes(rows, width));
   for (ActivationRows& own : own_) {
     lay_out_rows(own, {kOwnRows, width}, {}, take);
     take(own.attention, kOwnRows * static_cast<size_t>(widths_[static_cast<size_t>(Buffer::kAttention)]));

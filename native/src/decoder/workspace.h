@@ -30,6 +30,7 @@ struct ActivationRows {
   int16_t* q16 = nullptr;
   float* d16 = nullptr;
   float* f32 = nullptr;
+  uint8_t* groups = nullptr;   // A8 of a step's rows once more, see row_groups.h; null in those of a worker
   float* attention = nullptr;  // rows of Buffer::kAttention; null in the shared ones
 };
 

@@ -3,7 +3,7 @@
 //
 // Codes stay unsigned and sums are exact in int32 (32 * 15 * 127). A zero point of 8 is where the integer
 // sums start: -8 times the sum of the activations.
-#include "kernels/simd_avx512vnni.h"
+#include "kernels/panel_avx512vnni.h"
 #include "kernels/variants.h"
 
 namespace spola::avx512vnni {
@@ -118,11 +118,69 @@ void u4k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   store(acc, out);
 }
 
+// The nibbles of Groups groups: the low ones to `low`, the high ones to `high`.
+template <int Groups>
+SPOLA_INLINE void split(const uint8_t* qs, uint8_t* low, uint8_t* high) {
+  const __m512i mask = _mm512_set1_epi8(15);
+#pragma GCC unroll 8
+  for (int j = 0; j < Groups; ++j) {
+    const __m512i raw = load512(qs + j * kGroupBytes);
+    _mm512_store_si512(low + j * kGroupBytes, _mm512_and_si512(raw, mask));
+    _mm512_store_si512(high + j * kGroupBytes, _mm512_and_si512(_mm512_srli_epi16(raw, 4), mask));
+  }
+}
+
+SPOLA_INLINE void split_block(const uint8_t* qs, uint8_t* codes) {
+  split<4>(qs, codes, codes + 4 * kGroupBytes);
+}
+
+struct ManyU4S : Scaled<8> {
+  using Panel = avx512vnni::Panel;
+
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks, const Ahead& ahead) {
+    for (int b = 0; b < blocks; ++b, p += u4s::kBytes) {
+      ahead.fetch<u4s::kBytes>(p);
+      split_block(p + u4s::kQs, to.codes[b]);
+      _mm512_store_ps(to.scale[b], load_half16(p + u4s::kD));
+    }
+    return p;
+  }
+};
+
+struct ManyU4SM : ScaledMin {
+  using Panel = avx512vnni::Panel;
+
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks, const Ahead& ahead) {
+    for (int b = 0; b < blocks; ++b, p += u4sm::kBytes) {
+      ahead.fetch<u4sm::kBytes>(p);
+      split_block(p + u4sm::kQs, to.codes[b]);
+      _mm512_store_ps(to.scale[b], load_half16(p + u4sm::kD));
+      _mm512_store_ps(to.min[b], load_half16(p + u4sm::kM));
+    }
+    return p;
+  }
+};
+
+struct ManyU4K : ScaledMin {
+  using Panel = avx512vnni::Panel;
+
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int, const Ahead& ahead) {
+    ahead.fetch<u4k::kPairs>(p);
+    load_kscales(p, to.scale, to.min);
+    for (int i = 0; i < 4; ++i) {
+      const uint8_t* pair = p + u4k::kPairs + i * u4k::kPairBytes;
+      ahead.fetch<u4k::kPairBytes>(pair);
+      split<8>(pair, to.codes[2 * i], to.codes[2 * i + 1]);
+    }
+    return p + u4k::kBytes;
+  }
+};
+
 }  // namespace
 
-SPOLA_TILE_KERNEL(tile_u4s_a8, u4s)
-SPOLA_TILE_KERNEL(tile_u4sm_a8, u4sm)
-SPOLA_TILE_KERNEL(tile_u4k_a8, u4k)
+SPOLA_PANEL_KERNEL(tile_u4s_a8, u4s, ManyU4S)
+SPOLA_PANEL_KERNEL(tile_u4sm_a8, u4sm, ManyU4SM)
+SPOLA_PANEL_KERNEL(tile_u4k_a8, u4k, ManyU4K)
 SPOLA_TILE_KERNEL(tile_u4z64_a8, Zeros<2>::u4z)
 SPOLA_TILE_KERNEL(tile_u4z128_a8, Zeros<4>::u4z)
 

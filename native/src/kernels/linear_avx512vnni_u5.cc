@@ -1,5 +1,5 @@
 // 5-bit weights times A8 activations with vpdpbusd: Q5_0, Q5_1, Q5_K. As for 4 bits; 32 * 31 * 127 is exact.
-#include "kernels/simd_avx512vnni.h"
+#include "kernels/panel_avx512vnni.h"
 #include "kernels/variants.h"
 
 namespace spola::avx512vnni {
@@ -103,10 +103,77 @@ void u5k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   store(acc, out);
 }
 
+// The bytes of groups First .. First + 3, whose nibbles are at qs.
+template <int Shift, int First>
+SPOLA_INLINE void unpack4(const uint8_t* qs, __m512i plane, uint8_t* to) {
+  _mm512_store_si512(to, codes<Shift, First>(qs, plane));
+  _mm512_store_si512(to + kGroupBytes, codes<Shift, First + 1>(qs + kGroupBytes, plane));
+  _mm512_store_si512(to + 2 * kGroupBytes, codes<Shift, First + 2>(qs + 2 * kGroupBytes, plane));
+  _mm512_store_si512(to + 3 * kGroupBytes, codes<Shift, First + 3>(qs + 3 * kGroupBytes, plane));
+}
+
+SPOLA_INLINE void unpack_split(const uint8_t* qs, const uint8_t* plane, uint8_t* to) {
+  const __m512i bits = load512(plane);
+  unpack4<0, 0>(qs, bits, to);
+  unpack4<4, 4>(qs, bits, to + 4 * kGroupBytes);
+}
+
+struct ManyU5S : Scaled<16> {
+  using Panel = avx512vnni::Panel;
+
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks, const Ahead& ahead) {
+    for (int b = 0; b < blocks; ++b, p += u5s::kBytes) {
+      ahead.fetch<u5s::kBytes>(p);
+      unpack_split(p + u5s::kQs, p + u5s::kPlane, to.codes[b]);
+      _mm512_store_ps(to.scale[b], load_half16(p + u5s::kD));
+    }
+    return p;
+  }
+};
+
+struct ManyU5SM : ScaledMin {
+  using Panel = avx512vnni::Panel;
+
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks, const Ahead& ahead) {
+    for (int b = 0; b < blocks; ++b, p += u5sm::kBytes) {
+      ahead.fetch<u5sm::kBytes>(p);
+      unpack_split(p + u5sm::kQs, p + u5sm::kPlane, to.codes[b]);
+      _mm512_store_ps(to.scale[b], load_half16(p + u5sm::kD));
+      _mm512_store_ps(to.min[b], load_half16(p + u5sm::kM));
+    }
+    return p;
+  }
+};
+
+struct ManyU5K : ScaledMin {
+  using Panel = avx512vnni::Panel;
+
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int, const Ahead& ahead) {
+    ahead.fetch<u5k::kPairs>(p);
+    load_kscales(p, to.scale, to.min);
+    for (int i = 0; i < 4; ++i) {
+      const uint8_t* pair = p + u5k::kPairs + i * u5k::kPairBytes;
+      const uint8_t* qs = pair + u5k::kPlanes;
+      ahead.fetch<u5k::kPairBytes>(pair);
+      sub_block_bytes<0>(pair, qs, to.codes[2 * i]);
+      sub_block_bytes<4>(pair, qs, to.codes[2 * i + 1]);
+    }
+    return p + u5k::kBytes;
+  }
+
+ private:
+  template <int Shift>
+  static SPOLA_INLINE void sub_block_bytes(const uint8_t* pair, const uint8_t* qs, uint8_t* to) {
+    const __m512i bits = load512(pair + (Shift != 0 ? kGroupBytes : 0));
+    unpack4<Shift, 0>(qs, bits, to);
+    unpack4<Shift, 4>(qs + 4 * kGroupBytes, bits, to + 4 * kGroupBytes);
+  }
+};
+
 }  // namespace
 
-SPOLA_TILE_KERNEL(tile_u5s_a8, u5s)
-SPOLA_TILE_KERNEL(tile_u5sm_a8, u5sm)
-SPOLA_TILE_KERNEL(tile_u5k_a8, u5k)
+SPOLA_PANEL_KERNEL(tile_u5s_a8, u5s, ManyU5S)
+SPOLA_PANEL_KERNEL(tile_u5sm_a8, u5sm, ManyU5SM)
+SPOLA_PANEL_KERNEL(tile_u5k_a8, u5k, ManyU5K)
 
 }  // namespace spola::avx512vnni

@@ -4,7 +4,7 @@
 // 65024, so that they and their products with int8 scales (at most 2 * 128 * 65024 < 2^24 in all) are exact
 // in f32 too: the integer i of docs/numerics.md is formed by two FMAs, which are cheaper than vpmulld. The
 // f32 accumulators live in `out` (L1), which leaves the registers to the two stages of i.
-#include "kernels/simd_avx512vnni.h"
+#include "kernels/panel_avx512vnni.h"
 #include "kernels/variants.h"
 
 namespace spola::avx512vnni {
@@ -38,6 +38,13 @@ SPOLA_INLINE void dot16(__m512i (&sum)[MR], const uint8_t* half, const RowsA8<MR
   }
 }
 
+// The 16 values at `sum` += x * y.
+SPOLA_INLINE void add_to_memory(float* sum, __m512 x, __m512 y) {
+  _mm512_storeu_ps(sum, _mm512_fmadd_ps(x, y, load_float16(sum)));
+  // Without this GCC remembers what it stored and keeps a second copy on the stack.
+  __asm__("" : "+m"(*reinterpret_cast<__m512_u*>(sum)));
+}
+
 // 32 columns, quarter Q of the half record at `half`; `scales` are the two int8 of each row.
 template <int Q, int MR>
 SPOLA_INLINE void quarter(float* out, const uint8_t* half, const uint8_t* d, const uint8_t* scales,
@@ -55,11 +62,8 @@ SPOLA_INLINE void quarter(float* out, const uint8_t* half, const uint8_t* d, con
   const __m512 dw = load_half16(d);
 #pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) {
-    float* acc = out + r * kTileRows;
     i[r] = _mm512_fmadd_ps(second, _mm512_cvtepi32_ps(sum[r]), i[r]);
-    _mm512_storeu_ps(acc, _mm512_fmadd_ps(_mm512_mul_ps(dw, rows.scale(r, b)), i[r], load_float16(acc)));
-    // Without this GCC remembers what it stored and keeps a second copy on the stack.
-    __asm__("" : "+m"(*reinterpret_cast<__m512_u*>(acc)));
+    add_to_memory(out + r * kTileRows, _mm512_mul_ps(dw, rows.scale(r, b)), i[r]);
   }
 }
 
@@ -84,8 +88,75 @@ void u6k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   }
 }
 
+// Many rows. First halves are summed up from kMagic's bits, so that they are, read as f32, kMagic + i0. With
+// the exact product -scale * kMagic as its addend one FMA makes scale * i0 of that exactly, and +0 of a zero,
+// which spares the conversion.
+struct ManyU6K {
+  struct Panel {
+    alignas(64) uint8_t codes[kPanelBlocks][kBlockBytes];
+    alignas(64) float first[kPanelBlocks][kTileRows];   // scales of the two halves of a block
+    alignas(64) float second[kPanelBlocks][kTileRows];
+    alignas(64) float origin[kPanelBlocks][kTileRows];  // -first * kMagic
+    alignas(64) float d[kTileRows];
+  };
+
+  template <int Q>
+  static SPOLA_INLINE void quarter(Panel& to, int b, const uint8_t* half, const uint8_t* scales) {
+    const __m512i pair = _mm512_cvtepi8_epi16(load256(scales));
+    const __m512 first = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pair, 16), 16));
+    _mm512_store_ps(to.first[b], first);
+    _mm512_store_ps(to.second[b], _mm512_cvtepi32_ps(_mm512_srai_epi32(pair, 16)));
+    _mm512_store_ps(to.origin[b], _mm512_mul_ps(first, _mm512_set1_ps(-kMagic)));
+    const uint8_t* low = half + Q % 2 * 8 * kGroupBytes;
+    const uint8_t* high = half + u6k::kHigh;
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      const long at = j * kGroupBytes;
+      _mm512_store_si512(to.codes[b] + at, codes<Q>(low + at, high + at));
+    }
+  }
+
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int, const Ahead& ahead) {
+    ahead.fetch<u6k::kHalves>(p);
+    _mm512_store_ps(to.d, load_half16(p + u6k::kD));
+    for (int i = 0; i < 2; ++i) {
+      const uint8_t* half = p + u6k::kHalves + i * u6k::kHalfBytes;
+      const uint8_t* scales = p + u6k::kScales + i * 4 * 32;
+      ahead.fetch<u6k::kHalfBytes>(half);
+      quarter<0>(to, i * 4, half, scales);
+      quarter<1>(to, i * 4 + 1, half, scales + 32);
+      quarter<2>(to, i * 4 + 2, half, scales + 64);
+      quarter<3>(to, i * 4 + 3, half, scales + 96);
+    }
+    return p + u6k::kBytes;
+  }
+
+  static constexpr bool kSumsInMemory = true;  // the registers hold the two stages of i
+
+  template <int MR>
+  static SPOLA_INLINE void block(float* out, const Panel& panel, long b, const GroupRecord<MR>& rows) {
+    __m512i sum[MR];
+    __m512 i[MR];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) sum[r] = rows.first(r);
+    dot_bytes<4>(sum, panel.codes[b], rows, 0);
+    const __m512 first = _mm512_load_ps(panel.first[b]), origin = _mm512_load_ps(panel.origin[b]);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) i[r] = _mm512_fmadd_ps(first, _mm512_castsi512_ps(sum[r]), origin);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) sum[r] = rows.second(r);
+    dot_bytes<4>(sum, panel.codes[b] + 4 * kGroupBytes, rows, 16);
+    const __m512 second = _mm512_load_ps(panel.second[b]), d = _mm512_load_ps(panel.d);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+      i[r] = _mm512_fmadd_ps(second, _mm512_cvtepi32_ps(sum[r]), i[r]);
+      add_to_memory(out + r * kTileRows, _mm512_mul_ps(d, rows.scale(r)), i[r]);
+    }
+  }
+};
+
 }  // namespace
 
-SPOLA_TILE_KERNEL(tile_u6k_a8, u6k)
+SPOLA_PANEL_KERNEL(tile_u6k_a8, u6k, ManyU6K)
 
 }  // namespace spola::avx512vnni

@@ -85,6 +85,7 @@ Kernels make_avx512vnni() {
   Kernels table = make_avx2();
   table.isa = "avx512vnni";
   table.rows = 12;
+  table.groups = kMaxGroups;
   SPOLA_FILL_TILES(table, avx512vnni);
   SPOLA_FILL_OTHER_TILES(avx512vnni);
   table.silu_mul = avx512vnni::silu_mul;

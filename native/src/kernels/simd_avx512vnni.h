@@ -144,37 +144,38 @@ SPOLA_INLINE void add_scale_min(__m512 (&acc)[MR], const __m512i (&sum)[MR], __m
   }
 }
 
+// to[i] = factor * byte i of every lane
+SPOLA_INLINE void spread(float (*to)[kTileRows], __m512 factor, __m512i bytes) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i one = _mm512_and_si512(_mm512_srli_epi32(bytes, 8 * i), _mm512_set1_epi32(0xff));
+    _mm512_store_ps(to[i], _mm512_mul_ps(factor, _mm512_cvtepi32_ps(one)));
+  }
+}
+
 // Scale and min of every sub-block of one K-quant record, as f32. The three planes of dwords hold the 12
 // scale bytes of each row.
+SPOLA_INLINE void load_kscales(const uint8_t* record, float (*scale)[kTileRows], float (*min)[kTileRows]) {
+  const __m512 d = load_half16(record + u4k::kD);
+  const __m512 dmin = _mm512_xor_ps(load_half16(record + u4k::kDmin), _mm512_set1_ps(-0.0f));
+  const uint8_t* planes = record + u4k::kScales;
+  const __m512i d0 = load512(planes), d1 = load512(planes + kGroupBytes),
+                d2 = load512(planes + 2 * kGroupBytes);
+  const __m512i low6 = _mm512_set1_epi8(0x3f), low4 = _mm512_set1_epi8(0x0f);
+  const __m512i high2 = _mm512_set1_epi8(0x30);
+  const __m512i s1 = _mm512_and_si512(_mm512_srli_epi32(d0, 2), high2);
+  const __m512i m1 = _mm512_and_si512(_mm512_srli_epi32(d1, 2), high2);
+  spread(scale, d, _mm512_and_si512(d0, low6));
+  spread(min, dmin, _mm512_and_si512(d1, low6));
+  spread(scale + 4, d, _mm512_or_si512(_mm512_and_si512(d2, low4), s1));
+  spread(min + 4, dmin, _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi32(d2, 4), low4), m1));
+}
+
 struct KScales {
   alignas(64) float scale[8][kTileRows];
   alignas(64) float min[8][kTileRows];
 
-  SPOLA_INLINE void load(const uint8_t* record) {
-    const __m512 d = load_half16(record + u4k::kD);
-    const __m512 dmin = _mm512_xor_ps(load_half16(record + u4k::kDmin), _mm512_set1_ps(-0.0f));
-    const uint8_t* planes = record + u4k::kScales;
-    const __m512i d0 = load512(planes), d1 = load512(planes + kGroupBytes),
-                  d2 = load512(planes + 2 * kGroupBytes);
-    const __m512i low6 = _mm512_set1_epi8(0x3f), low4 = _mm512_set1_epi8(0x0f);
-    const __m512i high2 = _mm512_set1_epi8(0x30);
-    const __m512i s1 = _mm512_and_si512(_mm512_srli_epi32(d0, 2), high2);
-    const __m512i m1 = _mm512_and_si512(_mm512_srli_epi32(d1, 2), high2);
-    spread(scale, d, _mm512_and_si512(d0, low6));
-    spread(min, dmin, _mm512_and_si512(d1, low6));
-    spread(scale + 4, d, _mm512_or_si512(_mm512_and_si512(d2, low4), s1));
-    spread(min + 4, dmin, _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi32(d2, 4), low4), m1));
-  }
-
- private:
-  // to[i] = factor * byte i of every lane
-  static SPOLA_INLINE void spread(float (*to)[kTileRows], __m512 factor, __m512i bytes) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const __m512i one = _mm512_and_si512(_mm512_srli_epi32(bytes, 8 * i), _mm512_set1_epi32(0xff));
-      _mm512_store_ps(to[i], _mm512_mul_ps(factor, _mm512_cvtepi32_ps(one)));
-    }
-  }
+  SPOLA_INLINE void load(const uint8_t* record) { load_kscales(record, scale, min); }
 };
 static_assert(u4k::kD == u5k::kD && u4k::kDmin == u5k::kDmin && u4k::kScales == u5k::kScales);
 
@@ -183,25 +184,44 @@ struct Rows {
   static constexpr int value = N;
 };
 
+// with(Rows<n>{}) for the n of 1 to kRows that `rows` is.
+template <class With>
+SPOLA_INLINE void with_rows(int rows, const With& with) {
+  static_assert(kRows == 12);
+  switch (rows) {
+    case 1: return with(Rows<1>{});
+    case 2: return with(Rows<2>{});
+    case 3: return with(Rows<3>{});
+    case 4: return with(Rows<4>{});
+    case 5: return with(Rows<5>{});
+    case 6: return with(Rows<6>{});
+    case 7: return with(Rows<7>{});
+    case 8: return with(Rows<8>{});
+    case 9: return with(Rows<9>{});
+    case 10: return with(Rows<10>{});
+    case 11: return with(Rows<11>{});
+    default: return with(Rows<12>{});
+  }
+}
+
+// with(Rows<n>{}, row, activations) for the rows of a call, which are more than kRows where they are groups.
+template <class With>
+SPOLA_INLINE void for_rows(const Activations& a, int rows, const With& with) {
+  Activations in = a;
+  for (int r = 0, n = 0; r < rows; r += n, in.next = nullptr) {
+    const int calls = (rows - r + kRows - 1) / kRows;
+    n = (rows - r + calls - 1) / calls;
+    with_rows(n, [&](auto count) { with(count, r, in); });
+  }
+}
+
 }  // namespace
 }  // namespace spola::avx512vnni
 
 // Defines the TileKernel `name` as the instances of `impl` for 1 to kRows activation rows.
 #define SPOLA_TILE_KERNEL(name, ...)                                                     \
   void name(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) { \
-    static_assert(kRows == 12);                                                          \
-    switch (rows) {                                                                      \
-      case 1: return __VA_ARGS__(Rows<1>{}, tile, a, row0, out);                         \
-      case 2: return __VA_ARGS__(Rows<2>{}, tile, a, row0, out);                         \
-      case 3: return __VA_ARGS__(Rows<3>{}, tile, a, row0, out);                         \
-      case 4: return __VA_ARGS__(Rows<4>{}, tile, a, row0, out);                         \
-      case 5: return __VA_ARGS__(Rows<5>{}, tile, a, row0, out);                         \
-      case 6: return __VA_ARGS__(Rows<6>{}, tile, a, row0, out);                         \
-      case 7: return __VA_ARGS__(Rows<7>{}, tile, a, row0, out);                         \
-      case 8: return __VA_ARGS__(Rows<8>{}, tile, a, row0, out);                         \
-      case 9: return __VA_ARGS__(Rows<9>{}, tile, a, row0, out);                         \
-      case 10: return __VA_ARGS__(Rows<10>{}, tile, a, row0, out);                       \
-      case 11: return __VA_ARGS__(Rows<11>{}, tile, a, row0, out);                       \
-      default: return __VA_ARGS__(Rows<12>{}, tile, a, row0, out);                       \
-    }                                                                                    \
+    for_rows(a, rows, [&](auto count, int r, const Activations& in) {                    \
+      __VA_ARGS__(count, tile, in, row0 + r, out + r * kTileRows);                       \
+    });                                                                                  \
   }

@@ -11,6 +11,8 @@ namespace spola {
 
 constexpr int kTileRows = 16;   // output rows of one packed tile: one SIMD lane per row
 constexpr int kMaxRows = 12;    // activation rows of one micro-kernel call, in any table (see Kernels::rows)
+constexpr int kMaxGroups = 4;   // groups of so many rows that a call takes when they lie side by side
+constexpr int kMaxCallRows = kMaxRows * kMaxGroups;
 constexpr int kQueryRows = 32;  // query rows of one attention call
 constexpr int kBlock = 32;      // values of k per activation block, tokens per KV block
 constexpr int kSegment = 256;   // positions per attention partial
@@ -57,9 +59,13 @@ struct Activations {
   // The tile that will be read after this one, of any scheme, or null: a kernel may have it fetched
   // meanwhile.
   const uint8_t* next = nullptr;
+  // A8 once more, as groups of rows (row_groups.h), or null; and how many rows there are in all groups.
+  const uint8_t* groups = nullptr;
+  int grouped = 0;
 };
 
-// One tile: 16 output rows times `rows` (1..Kernels::rows) activation rows from `row0`, all of k.
+// One tile: 16 output rows times `rows` (1..Kernels::rows) activation rows from `row0`, all of k. With
+// Activations::groups, which goes with A8 only, `rows` is that of 1..Kernels::groups whole groups.
 // out[r * 16 + j] is activation row r, output row j. `tile` points at the tile's first record.
 using TileKernel = void (*)(const uint8_t* tile, const Activations& a, int row0, int rows, float* out);
 
@@ -74,7 +80,8 @@ struct AttentionArgs;  // attention.h
 
 struct Kernels {
   const char* isa;
-  int rows;  // most activation rows that a tile kernel takes: what its registers hold
+  int rows;    // most activation rows that a tile kernel takes: what its registers hold
+  int groups;  // most groups of `rows` rows that a tile kernel takes; 0 where it makes no use of groups
 
   // linear.{cc}: indexed by [scheme][format]; null where the pair does not exist.
   TileKernel tile[static_cast<int>(Scheme::kCount)][3];

@@ -1,0 +1,169 @@
+// Tile kernels for many activation rows: groups of them (row_groups.h) times columns that are unpacked once.
+//
+// 256 columns of a tile (fewer at its end) become a panel of bytes and f32 scales in the first-level cache,
+// which then meets the groups of the call one after the other. What an element is made of, and in which
+// order, is as with few rows; between panels the sums rest in `out`.
+#pragma once
+
+#include "kernels/row_groups.h"
+#include "kernels/simd_avx512vnni.h"
+
+#define SPOLA_NOINLINE __attribute__((noinline))
+
+namespace spola::avx512vnni {
+namespace {
+
+constexpr int kPanelBlocks = 8;
+constexpr int kBlockBytes = 8 * kGroupBytes;  // the codes of one block, as bytes
+
+// What stands in a panel for each block of 32 columns: codes in natural order, and what goes with them.
+struct Panel {
+  alignas(64) uint8_t codes[kPanelBlocks][kBlockBytes];
+  alignas(64) float scale[kPanelBlocks][kTileRows];
+  alignas(64) float min[kPanelBlocks][kTileRows];
+};
+
+// One record of a group of MR rows.
+template <int MR>
+struct GroupRecord {
+  static constexpr int kBytes = MR * kRowBlockBytes;
+  const uint8_t* p;
+
+  SPOLA_INLINE const int8_t* codes(int r, int at) const {
+    return reinterpret_cast<const int8_t*>(p) + r * kBlock + at;
+  }
+  template <class T>
+  SPOLA_INLINE T plane(int i, int r) const {
+    return reinterpret_cast<const T*>(p + MR * kBlock)[i * MR + r];
+  }
+  SPOLA_INLINE __m512 scale(int r) const { return _mm512_set1_ps(plane<float>(0, r)); }
+  SPOLA_INLINE __m512 scaled_sum(int r) const { return _mm512_set1_ps(plane<float>(1, r)); }
+  SPOLA_INLINE __m512i zero8(int r) const { return _mm512_set1_epi32(plane<int32_t>(2, r)); }
+  SPOLA_INLINE __m512i first(int r) const { return _mm512_set1_epi32(plane<int32_t>(3, r)); }
+  SPOLA_INLINE __m512i second(int r) const { return _mm512_set1_epi32(plane<int32_t>(4, r)); }
+};
+
+// sum[r] += dot of 4 * Groups columns from `at` on.
+template <int Groups, int MR>
+SPOLA_INLINE void dot_bytes(__m512i (&sum)[MR], const uint8_t* codes, const GroupRecord<MR>& rows, int at) {
+#pragma GCC unroll 8
+  for (int j = 0; j < Groups; ++j) {
+    const __m512i w = load512(codes + j * kGroupBytes);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) dot4(sum[r], w, rows.codes(r, at + 4 * j));
+  }
+}
+
+template <int MR>
+SPOLA_INLINE void load_sums(__m512 (&acc)[MR], const float* out) {
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) acc[r] = load_float16(out + r * kTileRows);
+}
+
+// Scale only: codes less Zero, which is 8 or 16.
+template <int Zero>
+struct Scaled {
+  static constexpr bool kSumsInMemory = false;
+
+  template <int MR>
+  static SPOLA_INLINE void block(__m512 (&acc)[MR], const Panel& panel, long b,
+                                 const GroupRecord<MR>& rows) {
+    __m512i sum[MR];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+      sum[r] = rows.zero8(r);
+      if constexpr (Zero == 16) sum[r] = _mm512_add_epi32(sum[r], sum[r]);
+    }
+    dot_bytes<8>(sum, panel.codes[b], rows, 0);
+    const __m512 scale = _mm512_load_ps(panel.scale[b]);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+      acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(scale, rows.scale(r)), _mm512_cvtepi32_ps(sum[r]), acc[r]);
+    }
+  }
+};
+
+struct ScaledMin {
+  static constexpr bool kSumsInMemory = false;
+
+  template <int MR>
+  static SPOLA_INLINE void block(__m512 (&acc)[MR], const Panel& panel, long b,
+                                 const GroupRecord<MR>& rows) {
+    __m512i sum[MR];
+// GCC would make one zero and copy it, which costs a port what this does not.
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) __asm__("vpxord %0, %0, %0" : "=v"(sum[r]));
+    dot_bytes<8>(sum, panel.codes[b], rows, 0);
+    const __m512 scale = _mm512_load_ps(panel.scale[b]), min = _mm512_load_ps(panel.min[b]);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+      const __m512 i = _mm512_cvtepi32_ps(sum[r]);
+      const __m512 t = _mm512_fmadd_ps(_mm512_mul_ps(scale, rows.scale(r)), i, acc[r]);
+      acc[r] = _mm512_fmadd_ps(min, rows.scaled_sum(r), t);
+    }
+  }
+};
+
+// The sums of one group go on with `blocks` records from `records` on.
+template <class Format, int MR>
+SPOLA_NOINLINE void multiply(const typename Format::Panel& panel, int blocks, const uint8_t* records,
+                             float* out) {
+  GroupRecord<MR> rows{records};
+  if constexpr (Format::kSumsInMemory) {
+    for (long b = 0; b < blocks; ++b, rows.p += rows.kBytes) Format::block(out, panel, b, rows);
+  } else {
+    __m512 acc[MR];
+    load_sums(acc, out);
+    for (long b = 0; b < blocks; ++b, rows.p += rows.kBytes) Format::block(acc, panel, b, rows);
+    store(acc, out);
+  }
+}
+
+// Format: Panel; unpack(panel, record, blocks, ahead), which returns the record after; block(sums, panel,
+// block, rows), which adds one block of 32 columns to sums that are registers or, with kSumsInMemory, `out`.
+template <class Format>
+void groups_of_rows(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) {
+  typename Format::Panel panel;
+  const Ahead ahead(a, tile);
+  const RowGroups groups(a.grouped, kRows);
+  const int first = groups.of(row0), blocks = a.k / kBlock;
+  for (int i = 0; i < rows; ++i) _mm512_storeu_ps(out + i * kTileRows, _mm512_setzero_ps());
+  for (int b = 0; b < blocks; b += kPanelBlocks) {
+    const int some = blocks - b < kPanelBlocks ? blocks - b : kPanelBlocks;
+    tile = Format::unpack(panel, tile, some, ahead);
+    for (int g = first, row = row0; row < row0 + rows; ++g) {
+      const int n = groups.begin(g + 1) - row;
+      const long before = static_cast<long>(row) * blocks + static_cast<long>(b) * n;
+      const uint8_t* records = a.groups + before * kRowBlockBytes;
+      float* sums = out + (row - row0) * kTileRows;
+      with_rows(n, [&](auto count) __attribute__((always_inline)) {
+        multiply<Format, decltype(count)::value>(panel, some, records, sums);
+      });
+      row += n;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace spola::avx512vnni
+
+// Defines the TileKernel `name`: groups by way of panels of `Format`, other rows by the instances of `impl`. A
+// plain switch: inlined through a lambda, GCC stores the sums of two rows to the stack.
+#define SPOLA_PANEL_KERNEL(name, impl, Format)                                                 \
+  void name(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) {       \
+    if (a.groups) return groups_of_rows<Format>(tile, a, row0, rows, out);                     \
+    switch (rows) {                                                                            \
+      case 1: return impl(Rows<1>{}, tile, a, row0, out);                                      \
+      case 2: return impl(Rows<2>{}, tile, a, row0, out);                                      \
+      case 3: return impl(Rows<3>{}, tile, a, row0, out);                                      \
+      case 4: return impl(Rows<4>{}, tile, a, row0, out);                                      \
+      case 5: return impl(Rows<5>{}, tile, a, row0, out);                                      \
+      case 6: return impl(Rows<6>{}, tile, a, row0, out);                                      \
+      case 7: return impl(Rows<7>{}, tile, a, row0, out);                                      \
+      case 8: return impl(Rows<8>{}, tile, a, row0, out);                                      \
+      case 9: return impl(Rows<9>{}, tile, a, row0, out);                                      \
+      case 10: return impl(Rows<10>{}, tile, a, row0, out);                                    \
+      case 11: return impl(Rows<11>{}, tile, a, row0, out);                                    \
+      default: return impl(Rows<12>{}, tile, a, row0, out);                                    \
+    }                                                                                          \
+  }

@@ -1,0 +1,57 @@
+// Activation rows side by side, for kernels that take many rows at a time. Memory and threads are the
+// caller's.
+//
+// A row of A8 activations is four arrays; twelve rows are 48 addresses that jump by powers of two, too many
+// for the registers and all in the same few sets of the first-level cache. In a group all that a block of 32
+// columns needs of its n rows lies in one record, blocks ascending, so that a kernel has one address:
+//
+//   int8 codes[n][32], f32 d[n], f32 s[n], int32 zero8[n], int32 first[n], int32 second[n]
+//
+// with d and s of docs/numerics.md and, where a kernel's integer sums start, so that zero points cost a load
+// instead of a product: zero8 = -8 * sum q, first = kMagicBits - 32 * (sum of the first 16 q), second = -32 *
+// (sum of the others).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/inline.h"
+#include "kernels/table.h"
+
+namespace spola {
+
+// The bits of 1.5 * 2^23 as f32: plus an integer below 2^22 in magnitude they are 1.5 * 2^23 plus that one.
+constexpr int32_t kMagicBits = 0x4b400000;
+constexpr float kMagic = 12582912.0f;
+
+constexpr int kRowBlockBytes = kBlock + 2 * 4 + 3 * 4;  // of one row in one record
+
+namespace {
+
+// The rows of a step, cut into groups of at most `most` rows, as even as can be.
+struct RowGroups {
+  int rows, count;
+
+  SPOLA_INLINE RowGroups(int all, int most) : rows(all), count((all + most - 1) / most) {}
+  SPOLA_INLINE int begin(int group) const {
+    return static_cast<int>(static_cast<int64_t>(rows) * group / count);
+  }
+  // The group that begins at `row`.
+  SPOLA_INLINE int of(int row) const {
+    return static_cast<int>((static_cast<int64_t>(row) * count + rows - 1) / rows);
+  }
+};
+
+}  // namespace
+
+// Rows of the call that begins at `row`, of those up to `end`: whole groups, or as even as can be.
+int rows_of_call(const Activations& a, const Kernels& kernels, int row, int end);
+
+// Bytes of the groups of `rows` rows of k columns.
+inline size_t grouped_bytes(size_t rows, size_t k) { return rows * (k / kBlock) * kRowBlockBytes; }
+
+// Puts row `row` of `a`, whose row-major A8 arrays are set, into its group: `to` is where the groups of all
+// `rows` rows begin, of at most `most` rows each.
+void put_into_group(const Activations& a, int row, int rows, int most, uint8_t* to);
+
+}  // namespace spola
