@@ -124,6 +124,11 @@ void prepare_rows(const OpContext& c, const ActivationRows& to, const NormPart& 
                   uint32_t formats, int begin, int end);
 void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_t* of_row, int worker);
 
+void prepare(const PrepareOp& op, bool own, const OpContext& c, int worker, Range rows);
+
+// What an op reads: what the prepare op before it has left.
+Activations activations_of(const Op& consumer, const OpContext& c, int worker);
+
 // What the next linear ops read, after prepare ops of this input and width.
 Activations prepared(const ActivationRows& rows, const NormPart& norm, const RowsIn& input);
 

@@ -137,9 +137,8 @@ SPOLA_INLINE void split_block(const uint8_t* qs, uint8_t* codes) {
 struct ManyU4S : Scaled<8> {
   using Panel = avx512vnni::Panel;
 
-  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks, const Ahead& ahead) {
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
     for (int b = 0; b < blocks; ++b, p += u4s::kBytes) {
-      ahead.fetch<u4s::kBytes>(p);
       split_block(p + u4s::kQs, to.codes[b]);
       _mm512_store_ps(to.scale[b], load_half16(p + u4s::kD));
     }
@@ -150,9 +149,8 @@ struct ManyU4S : Scaled<8> {
 struct ManyU4SM : ScaledMin {
   using Panel = avx512vnni::Panel;
 
-  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks, const Ahead& ahead) {
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
     for (int b = 0; b < blocks; ++b, p += u4sm::kBytes) {
-      ahead.fetch<u4sm::kBytes>(p);
       split_block(p + u4sm::kQs, to.codes[b]);
       _mm512_store_ps(to.scale[b], load_half16(p + u4sm::kD));
       _mm512_store_ps(to.min[b], load_half16(p + u4sm::kM));
@@ -164,12 +162,10 @@ struct ManyU4SM : ScaledMin {
 struct ManyU4K : ScaledMin {
   using Panel = avx512vnni::Panel;
 
-  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int, const Ahead& ahead) {
-    ahead.fetch<u4k::kPairs>(p);
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int) {
     load_kscales(p, to.scale, to.min);
     for (int i = 0; i < 4; ++i) {
       const uint8_t* pair = p + u4k::kPairs + i * u4k::kPairBytes;
-      ahead.fetch<u4k::kPairBytes>(pair);
       split<8>(pair, to.codes[2 * i], to.codes[2 * i + 1]);
     }
     return p + u4k::kBytes;

@@ -121,9 +121,8 @@ SPOLA_INLINE void unpack_split(const uint8_t* qs, const uint8_t* plane, uint8_t*
 struct ManyU5S : Scaled<16> {
   using Panel = avx512vnni::Panel;
 
-  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks, const Ahead& ahead) {
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
     for (int b = 0; b < blocks; ++b, p += u5s::kBytes) {
-      ahead.fetch<u5s::kBytes>(p);
       unpack_split(p + u5s::kQs, p + u5s::kPlane, to.codes[b]);
       _mm512_store_ps(to.scale[b], load_half16(p + u5s::kD));
     }
@@ -134,9 +133,8 @@ struct ManyU5S : Scaled<16> {
 struct ManyU5SM : ScaledMin {
   using Panel = avx512vnni::Panel;
 
-  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks, const Ahead& ahead) {
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
     for (int b = 0; b < blocks; ++b, p += u5sm::kBytes) {
-      ahead.fetch<u5sm::kBytes>(p);
       unpack_split(p + u5sm::kQs, p + u5sm::kPlane, to.codes[b]);
       _mm512_store_ps(to.scale[b], load_half16(p + u5sm::kD));
       _mm512_store_ps(to.min[b], load_half16(p + u5sm::kM));
@@ -148,13 +146,11 @@ struct ManyU5SM : ScaledMin {
 struct ManyU5K : ScaledMin {
   using Panel = avx512vnni::Panel;
 
-  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int, const Ahead& ahead) {
-    ahead.fetch<u5k::kPairs>(p);
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int) {
     load_kscales(p, to.scale, to.min);
     for (int i = 0; i < 4; ++i) {
       const uint8_t* pair = p + u5k::kPairs + i * u5k::kPairBytes;
       const uint8_t* qs = pair + u5k::kPlanes;
-      ahead.fetch<u5k::kPairBytes>(pair);
       sub_block_bytes<0>(pair, qs, to.codes[2 * i]);
       sub_block_bytes<4>(pair, qs, to.codes[2 * i + 1]);
     }

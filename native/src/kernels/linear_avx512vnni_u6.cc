@@ -116,13 +116,11 @@ struct ManyU6K {
     }
   }
 
-  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int, const Ahead& ahead) {
-    ahead.fetch<u6k::kHalves>(p);
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int) {
     _mm512_store_ps(to.d, load_half16(p + u6k::kD));
     for (int i = 0; i < 2; ++i) {
       const uint8_t* half = p + u6k::kHalves + i * u6k::kHalfBytes;
       const uint8_t* scales = p + u6k::kScales + i * 4 * 32;
-      ahead.fetch<u6k::kHalfBytes>(half);
       quarter<0>(to, i * 4, half, scales);
       quarter<1>(to, i * 4 + 1, half, scales + 32);
       quarter<2>(to, i * 4 + 2, half, scales + 64);

@@ -119,20 +119,27 @@ SPOLA_NOINLINE void multiply(const typename Format::Panel& panel, int blocks, co
   }
 }
 
-// Format: Panel; unpack(panel, record, blocks, ahead), which returns the record after; block(sums, panel,
-// block, rows), which adds one block of 32 columns to sums that are registers or, with kSumsInMemory, `out`.
+// Format: Panel; unpack(panel, record, blocks), which returns the record after; block(sums, panel, block, rows),
+// which adds one block of 32 columns to sums that are registers or, with kSumsInMemory, `out`.
+//
+// The next tile's bytes are asked for in as many parts as there are groups: all at once they would hold every
+// buffer for misses, and those are wanted for the rows, which come from the second-level cache.
 template <class Format>
 void groups_of_rows(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) {
   typename Format::Panel panel;
   const Ahead ahead(a, tile);
   const RowGroups groups(a.grouped, kRows);
-  const int first = groups.of(row0), blocks = a.k / kBlock;
+  const int first = groups.of(row0), count = groups.of(row0 + rows) - first, blocks = a.k / kBlock;
   for (int i = 0; i < rows; ++i) _mm512_storeu_ps(out + i * kTileRows, _mm512_setzero_ps());
   for (int b = 0; b < blocks; b += kPanelBlocks) {
     const int some = blocks - b < kPanelBlocks ? blocks - b : kPanelBlocks;
-    tile = Format::unpack(panel, tile, some, ahead);
+    const uint8_t* fetched = tile;
+    tile = Format::unpack(panel, tile, some);
+    const long part = (tile - fetched + count - 1) / count;
     for (int g = first, row = row0; row < row0 + rows; ++g) {
       const int n = groups.begin(g + 1) - row;
+      const uint8_t* const until = tile - fetched < part ? tile : fetched + part;
+      for (; fetched < until; fetched += 64) ahead.fetch<64>(fetched);
       const long before = static_cast<long>(row) * blocks + static_cast<long>(b) * n;
       const uint8_t* records = a.groups + before * kRowBlockBytes;
       float* sums = out + (row - row0) * kTileRows;
