@@ -2,13 +2,15 @@
 //
 //   spola_linear_bench [isa [N [K]]]     default: best instruction set, 2048 x 2048
 //
-// Activation rows are grouped for every tile as the decoder groups them. Best of several passes.
+// Activation rows go to each tile as those of the decoder do, in groups where a kernel takes them. Best of
+// several passes.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 
 #include "blocks_for_test.h"
 #include "kernels/pack.h"
+#include "kernels/row_groups.h"
 
 using namespace spola;
 
@@ -43,19 +45,30 @@ struct Inputs {
 };
 
 // Seconds of one pass over the matrix with m activation rows.
-double pass(TileKernel kernel, int most, const check::Buffer<uint8_t>& packed, size_t tile,
+double pass(const Kernels& kernels, TileKernel kernel, const check::Buffer<uint8_t>& packed, size_t tile,
             const Activations& a, int m) {
-  float out[kMaxRows * kTileRows];
+  float out[kMaxCallRows * kTileRows];
   const auto start = std::chrono::steady_clock::now();
   for (size_t t = 0; t + tile <= packed.size(); t += tile) {
     Activations rows_in = a;
     rows_in.next = t + 2 * tile <= packed.size() ? packed.data() + t + tile : nullptr;
     for (int r = 0, rows = 0; r < m; r += rows, rows_in.next = nullptr) {
-      rows = rows_of_call(m - r, most);
+      rows = rows_of_call(a, kernels, r, m);
       kernel(packed.data() + t, rows_in, r, rows, out);
     }
   }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// The first m rows, grouped in `room` where the decoder would group them.
+Activations grouped(const Kernels& kernels, ActFormat format, Activations a, int m,
+                    std::vector<uint8_t>* room) {
+  if (format != ActFormat::kA8 || kernels.groups == 0 || m <= kernels.rows) return a;
+  room->resize(grouped_bytes(size_t(m), size_t(a.k)));
+  for (int r = 0; r < m; ++r) put_into_group(a, r, m, kernels.rows, room->data());
+  a.groups = room->data();
+  a.grouped = m;
+  return a;
 }
 
 void measure(const Kernels& kernels, const blocks::NamedType& type, bool precise, int n, const Inputs& in) {
@@ -79,8 +92,10 @@ void measure(const Kernels& kernels, const blocks::NamedType& type, bool precise
                                          : "a16");
   for (int m : {1, 2, 4, 8, 12, 64}) {
     double best = 1e9;
+    std::vector<uint8_t> room;
+    const Activations act = grouped(kernels, format, in.act, m, &room);
     for (int i = 0; i < 12; ++i) {
-      const double t = pass(kernel, kernels.rows, packed, tile, in.act, m);
+      const double t = pass(kernels, kernel, packed, tile, act, m);
       if (t < best) best = t;
     }
     const double macs = double(n) * k * m;
