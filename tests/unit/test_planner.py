@@ -104,6 +104,7 @@ def test_header_and_folder_and_configuration_alone_agree(tmp_path: Path) -> None
     assert len({m.parameters for m in models}) == 1
     assert {weight_bytes(m.spec, m.dtypes) for m in models} == {4 * models[0].parameters}
     assert "config.json of alone" in models[2].origin
+    assert open_plan_model(f"{alone}/config.json").spec == models[2].spec
     bad = folder(tmp_path / "bad", hf_config(tiny) | {"torch_dtype": "float8"})
     with pytest.raises(ModelError, match="torch_dtype 'float8'"):
         open_plan_model(bad)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,12 +61,16 @@ def test_figures_beside_other_work_are_measured_again_and_only_rise(
 
 
 def test_others_that_never_stop_do_not_make_it_measure_for_ever(
-    found: list[Limits], machine: Machine
+    found: list[Limits], machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found += [BUSY] * 6
+    monkeypatch.setattr(limits, "is_quiet_now", lambda: False)
     for _ in range(8):
         known_limits(machine, 2)
     assert len(found) == 1
+    monkeypatch.setattr(limits, "is_quiet_now", lambda: True)
+    found[:] = [QUIET]
+    assert known_limits(machine, 2)[0].read == QUIET.read
 
 
 def test_measuring_anew_beside_other_work_does_not_lower_a_figure(
@@ -126,6 +130,12 @@ def test_what_others_take_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         stat(tmp_path, 3, user=400, idle=500, steal=250)
     assert found.others == pytest.approx(0.5)
     assert not is_quiet(found.others)
+
+
+def test_a_sleeping_process_sees_what_is_busy_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    for taken, quiet in ((0.0, True), (1.0, False)):
+        monkeypatch.setattr(contention, "watch", lambda taken=taken: nullcontext(Contention(taken)))
+        assert contention.is_quiet_now() is quiet
 
 
 def test_without_a_table_of_times_nothing_counts_as_taken(tmp_path: Path) -> None:

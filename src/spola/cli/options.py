@@ -280,7 +280,7 @@ def _of_draft(config: EngineConfig, memory: MemoryPlan) -> str:
 def _of_process(memory: MemoryPlan) -> str:
     size = describe_bytes(memory.interpreter)
     return (
-        f"interpreter {size}" if memory.interpreter <= INTERPRETER else f"what the process holds now {size}"
+        f"interpreter {size}" if memory.interpreter <= 1.1 * INTERPRETER else f"what the process holds now {size}"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from spola.core.dtype import BY_NAME, DType
@@ -85,6 +86,8 @@ def _fits(info: TensorInfo, kind: DType) -> bool:
 
 
 def _open(name: str | None) -> PlanModel:
+    if name is not None and Path(name).name == "config.json" and Path(name).is_file():
+        name = str(Path(name).parent)
     try:
         where = resolve_model(name)
     except ConfigError:

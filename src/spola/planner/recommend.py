@@ -134,7 +134,7 @@ def ways_out(plan: Plan) -> list[str]:
     room = (plan.host.memory or 0) - memory.workspace - memory.host
     if room > 0:
         parameters = room / (figures["bits_per_weight"] / 8) / 2
-        ways.append(f"a model of at most {parameters / 1e6:.3g} M parameters (half is for the KV cache)")
+        ways.append(f"a model of at most {parameters / 1e6:,.0f} M parameters (half is for the KV cache)")
     else:
         ways.append("no smaller model either: the process alone takes more")
     return ways[:3]

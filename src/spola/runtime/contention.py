@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["TRIES", "Contention", "is_quiet", "watch"]
+__all__ = ["TRIES", "Contention", "is_quiet", "is_quiet_now", "watch"]
 
-TRIES = 5  # measurements beside others before the best of them is believed: they may never stop
+TRIES = 5  # measurements beside others before the best of them is believed, until a moment is found without
+_GLANCE_S = 0.1
 _LEAST = 0.15  # processors: what the system itself takes, and the steps in which times are counted
 _SHARE = 0.05  # of all processors
 _IDLE, _STEAL = (3, 4), 8  # columns: idle and waiting for a disk; up to and with what the hypervisor took
@@ -32,6 +33,13 @@ class Contention:
 def is_quiet(others: float) -> bool:
     """Whether ``others`` processors are so few that they change no figure."""
     return others <= max(_LEAST, _SHARE * (os.cpu_count() or 1))
+
+
+def is_quiet_now() -> bool:
+    """Whether the processors are left to this process for a tenth of a second, in which it sleeps."""
+    with watch() as seen:
+        time.sleep(_GLANCE_S)
+    return is_quiet(seen.others)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ import msgspec
 
 from spola.core.errors import CapacityError, ConfigError
 from spola.load.cache import cache_folder, write_atomically
-from spola.runtime.contention import TRIES, is_quiet, watch
+from spola.runtime.contention import TRIES, is_quiet, is_quiet_now, watch
 from spola.runtime.machine import Machine
 
 __all__ = [
@@ -101,7 +101,8 @@ class _Kept(msgspec.Struct):
 
     @property
     def believed(self) -> bool:
-        return is_quiet(self.others) or self.tries >= TRIES
+        """Whether to take it as it is: others have not been seen, or have not stopped yet."""
+        return is_quiet(self.others) or (self.tries >= TRIES and not is_quiet_now())
 
     def limits(self) -> Limits:
         return Limits(self.isa, self.read, self.peak, self.caches, self.others)
