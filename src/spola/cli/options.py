@@ -278,10 +278,8 @@ def _of_draft(config: EngineConfig, memory: MemoryPlan) -> str:
 
 
 def _of_process(memory: MemoryPlan) -> str:
-    size = describe_bytes(memory.interpreter)
-    return (
-        f"interpreter {size}" if memory.interpreter <= 1.1 * INTERPRETER else f"what the process holds now {size}"
-    )
+    what = "interpreter" if memory.interpreter <= 1.1 * INTERPRETER else "what the process holds now"
+    return f"{what} {describe_bytes(memory.interpreter)}"
 
 
 def measured_line(config: EngineConfig, kv_blocks: int, when: str) -> str | None:

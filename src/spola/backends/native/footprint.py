@@ -23,6 +23,7 @@ MATRIX_ROLES = ("embedding", "positions", "linear", "router", "head", "experts",
 
 _LINE = 64  # bytes: kCacheLine
 _TILE_ROWS, _QUERY_ROWS, _HEAD_ROWS, _OWN_ROWS, _SPARE_RECORDS = 16, 32, 64, 2, 1024
+_GROUPED_BLOCK = 32 + 2 * 4 + 3 * 4  # bytes: kRowBlockBytes
 _RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH, _DELTA, _LOGITS, _EXPERT, _BUFFERS = 0, 1, 2, 3, 4, 5, 6, 8, 10
 _SEGMENT_BLOCKS = SEGMENT_TOKENS // BLOCK_TOKENS
 
@@ -218,6 +219,7 @@ class _Sizes:
         scratch = max(self._scratch, self._widths[_QKV], self.spec.hidden)
         take(_up(scratch, _LINE) * self.config.threads, 4)
         _activations((rows * self._slots, self._widest), (rows * self._heads, self._head_width), take)
+        take(rows * (self._widest // 32), _GROUPED_BLOCK)
         for _ in range(self.config.threads):
             _activations((_OWN_ROWS, self._widest), (0, 0), take)
             take(_OWN_ROWS * self._widths[_ATTENTION], 4)
