@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "INT4 (Q4_0)": {"weights": "q4_0"},
 }
 Arrays = dict[str, np.ndarray]
+Put = Callable[[dict[str, tuple[str, np.ndarray]], TensorInfo, np.ndarray], None]
+Config = Callable[[DecoderSpec], dict[str, Any]]
 
 
 def expand(source: Path, target: Path) -> None:
@@ -75,18 +78,23 @@ def e4m3_codes(values: np.ndarray) -> np.ndarray:
 
 def fp8_folder(source: Path, folder: Path) -> None:
     """Write the F32 file ``source`` as a Hugging Face folder of FP8 weights."""
+    write_folder(source, folder, put, config_of)
+
+
+def write_folder(source: Path, folder: Path, put: Put, config_of: Config) -> None:
+    """Write the F32 or BF16 file ``source`` as a Hugging Face folder; ``put`` adds a tensor to its arrays."""
     folder.mkdir(exist_ok=True)
     with open_gguf(source) as file:
         table = {name: (entry.dtype.name, entry.shape) for name, entry in file.tensors.items()}
         spec, _ = from_gguf(file.metadata, table)
-        config = config_of(spec)
         out: dict[str, tuple[str, np.ndarray]] = {}
         for info in manifest(spec):
-            values = np.frombuffer(file.read(info.gguf), "<f4").reshape(info.shape)
+            kind = "<f4" if file.tensors[info.gguf].dtype.name == "F32" else "<u2"
+            values = np.frombuffer(file.read(info.gguf), kind).reshape(info.shape)
             put(out, info, halves(values, info, spec))
         tokenizer(file.metadata, folder)
     write_arrays(folder / "model.safetensors", out)
-    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config_of(spec), indent=1), encoding="utf-8")
 
 
 def put(out: dict[str, tuple[str, np.ndarray]], info: TensorInfo, values: np.ndarray) -> None:

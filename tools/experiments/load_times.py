@@ -22,13 +22,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from formats import config_of, halves, tokenizer, write_arrays
+from formats import config_of, write_folder
 from peer_report import spread
 from peer_run import PROMPT, Job, Place, Process, forget, theirs, touch
 
-from spola.formats.gguf import open_gguf
-from spola.spec.from_gguf import from_gguf
-from spola.spec.manifest import manifest
+from spola.spec.decoder import DecoderSpec
+from spola.spec.manifest import TensorInfo
 
 CONTEXT = "512"
 MODELS = ("llama-1b-BF16", "llama2-7b-Q4_0")
@@ -40,21 +39,16 @@ def folder_of(source: Path) -> Path:
     folder = source.with_suffix("")
     if (folder / "config.json").exists():
         return folder
-    folder.mkdir(exist_ok=True)
-    with open_gguf(source) as file:
-        table = {name: (entry.dtype.name, entry.shape) for name, entry in file.tensors.items()}
-        spec, _ = from_gguf(file.metadata, table)
-        out: dict[str, tuple[str, np.ndarray]] = {}
-        for info in manifest(spec):
-            wide = file.tensors[info.gguf].dtype.name == "F32"
-            values = np.frombuffer(file.read(info.gguf), "<f4" if wide else "<u2").reshape(info.shape)
-            out[info.hf[0]] = ("F32" if wide else "BF16", halves(values, info, spec))
-        tokenizer(file.metadata, folder)
-    write_arrays(folder / "model.safetensors", out)
-    config = config_of(spec)
-    del config["quantization_config"]
-    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    write_folder(source, folder, as_stored, plain_config)
     return folder
+
+
+def as_stored(out: dict[str, tuple[str, np.ndarray]], info: TensorInfo, values: np.ndarray) -> None:
+    out[info.hf[0]] = ("F32" if values.itemsize == 4 else "BF16", values)
+
+
+def plain_config(spec: DecoderSpec) -> dict[str, Any]:
+    return {key: value for key, value in config_of(spec).items() if key != "quantization_config"}
 
 
 def files_of(model: Path) -> list[Path]:

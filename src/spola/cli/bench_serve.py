@@ -14,7 +14,7 @@ from spola.bench.figures import figures, parse_slos, table
 from spola.bench.http import Target
 from spola.bench.pictures import serve_page
 from spola.bench.serve import Load, Outcome, calls_of, drive, served_model
-from spola.cli.options import as_usage
+from spola.cli.options import as_usage, mix_options
 from spola.cli.output import emit_json, json_option, note
 from spola.core.errors import ConfigError
 from spola.runtime.limits import bench_lock
@@ -40,26 +40,9 @@ _LOAD = (
         help="Shape of the gamma distances between arrivals: 1 is Poisson, less is burstier.",
     ),
     click.option(
-        "--dataset",
-        default="random",
-        show_default=True,
-        metavar="random|sharegpt-like|prefix|FILE",
-        help="The mix of requests; a FILE has JSON lines with prompt or messages, or ShareGPT's array.",
-    ),
-    click.option(
         "--prompt", default=128, show_default=True, type=_COUNT, help="Prompt tokens (random, prefix)."
     ),
     click.option("--output", default=128, show_default=True, type=_COUNT, help="Tokens of an answer."),
-    click.option(
-        "--spread",
-        default=0.0,
-        show_default=True,
-        type=click.FloatRange(0, 1, max_open=True),
-        help="Lengths vary evenly by this fraction.",
-    ),
-    click.option("--shared", default=256, show_default=True, type=_COUNT, help="Tokens of a shared prefix."),
-    click.option("--groups", default=4, show_default=True, type=_COUNT, help="Different shared prefixes."),
-    click.option("--seed", default=0, show_default=True, help="Of lengths, arrivals and words."),
 )
 
 _CALL = (
@@ -103,7 +86,10 @@ _CALL = (
 
 def load_options(command: Any) -> Any:
     """Add what describes a load; ``run_load`` and ``workload.mix`` take it."""
-    for option in reversed((*_LOAD, *_CALL)):
+    for option in reversed(_CALL):
+        command = option(command)
+    command = mix_options(command)
+    for option in reversed(_LOAD):
         command = option(command)
     return command
 

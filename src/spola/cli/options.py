@@ -25,12 +25,17 @@ __all__ = [
     "describe",
     "engine_options",
     "in_short",
+    "itl_target_option",
+    "kv_dtype_option",
     "lora_option",
     "measured_line",
+    "mix_options",
     "model_option",
     "plan_lines",
+    "precise_option",
     "read_options",
     "sampling_options",
+    "threads_option",
     "trace_failed",
     "trace_option",
 ]
@@ -39,26 +44,69 @@ _MAX_TEMPLATE = 1 << 20  # bytes; what may be compiled is bounded where it is
 
 _Decorator = Callable[[Any], Any]
 
+threads_option: _Decorator = click.option(
+    "--threads", type=click.IntRange(1), help="Threads; default: one per core, within the quota."
+)
+
+precise_option: _Decorator = click.option(
+    "--precise", is_flag=True, help="16-bit instead of 8-bit activations: slower, closer to f32."
+)
+
+kv_dtype_option: _Decorator = click.option(
+    "--kv-dtype",
+    default="f16",
+    show_default=True,
+    metavar="K[,V]",
+    help="Types of cached K and V: f16, f32 or int8, one for both or one each.",
+)
+
+itl_target_option: _Decorator = click.option(
+    "--itl-target",
+    default=100.0,
+    show_default=True,
+    metavar="MS",
+    type=click.FloatRange(0, min_open=True),
+    help="Keep the time between two tokens of an answer under this while prompts are read.",
+)
+
+_MIX: tuple[_Decorator, ...] = (
+    click.option(
+        "--dataset",
+        default="random",
+        show_default=True,
+        metavar="random|sharegpt-like|prefix|FILE",
+        help="The mix of requests; a FILE has JSON lines with prompt or messages, or ShareGPT's array.",
+    ),
+    click.option(
+        "--spread",
+        default=0.0,
+        show_default=True,
+        type=click.FloatRange(0, 1, max_open=True),
+        help="Lengths vary evenly by this fraction.",
+    ),
+    click.option(
+        "--shared",
+        default=256,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Tokens of a shared prefix.",
+    ),
+    click.option(
+        "--groups", default=4, show_default=True, type=click.IntRange(1), help="Different shared prefixes."
+    ),
+    click.option("--seed", default=0, show_default=True, help="Of lengths, arrivals and words."),
+)
+
 _ENGINE: tuple[_Decorator, ...] = (
     click.option("--backend", default="native", show_default=True, help="Which backend computes."),
-    click.option(
-        "--threads", type=click.IntRange(1), help="Threads; default: one per core, within the quota."
-    ),
-    click.option(
-        "--precise", is_flag=True, help="16-bit instead of 8-bit activations: slower, closer to f32."
-    ),
+    threads_option,
+    precise_option,
     click.option(
         "--weights",
         type=click.Choice(tuple(WEIGHT_TYPES)),
         help="Quantize F32, F16 and BF16 weights to this type while they are loaded.",
     ),
-    click.option(
-        "--kv-dtype",
-        default="f16",
-        show_default=True,
-        metavar="K[,V]",
-        help="Types of cached K and V: f16, f32 or int8, one for both or one each.",
-    ),
+    kv_dtype_option,
     click.option(
         "--kv-memory",
         metavar="BYTES",
@@ -166,6 +214,13 @@ def batching_options(command: Any) -> Any:
 def engine_options(command: Any) -> Any:
     """Add the engine options to a command; ``read_options`` takes them back out of its arguments."""
     for option in reversed(_ENGINE):
+        command = option(command)
+    return command
+
+
+def mix_options(command: Any) -> Any:
+    """Add what describes a mix of requests, for ``workload.mix``."""
+    for option in reversed(_MIX):
         command = option(command)
     return command
 

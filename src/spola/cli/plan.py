@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from spola.cli.options import as_usage
+from spola.cli.options import (
+    as_usage,
+    itl_target_option,
+    kv_dtype_option,
+    mix_options,
+    precise_option,
+    threads_option,
+)
 from spola.cli.output import emit_json, json_option
 from spola.core.errors import CapacityError
 from spola.core.runner import BLOCK_TOKENS
@@ -45,9 +52,9 @@ _MOST = 32  # requests at a time of a server, unless told otherwise
 )
 @click.option("--memory", metavar="BYTES", help="Memory of the machine, as 16G, instead of what it has.")
 @click.option("--weights", metavar="T", help="Plan with weights of this type instead of the stored ones.")
-@click.option("--kv-dtype", default="f16", show_default=True, metavar="K[,V]", help="Types of K and V.")
-@click.option("--threads", type=_COUNT, help="Threads; default: one per core.")
-@click.option("--precise", is_flag=True, help="16-bit activations.")
+@kv_dtype_option
+@threads_option
+@precise_option
 @click.option("--measure", is_flag=True, help="Measure the machine anew instead of using kept figures.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second.")
 @click.option("--prompt", type=_COUNT, metavar="N", help="Tokens of a prompt.")
@@ -57,25 +64,8 @@ _MOST = 32  # requests at a time of a server, unless told otherwise
     "--simulate", "simulated", is_flag=True, help="Run a workload in virtual time: its percentiles."
 )
 @click.option("--requests", default=200, show_default=True, type=_COUNT, help="Requests to simulate.")
-@click.option(
-    "--dataset",
-    default="random",
-    show_default=True,
-    metavar="random|sharegpt-like|prefix|FILE",
-    help="The mix to simulate, as of bench serve.",
-)
-@click.option("--spread", default=0.0, show_default=True, type=click.FloatRange(0, 1, max_open=True))
-@click.option("--shared", default=256, show_default=True, type=_COUNT, help="Tokens of a shared prefix.")
-@click.option("--groups", default=4, show_default=True, type=_COUNT, help="Different shared prefixes.")
-@click.option("--seed", default=0, show_default=True, help="Of the workload.")
-@click.option(
-    "--itl-target",
-    default=100.0,
-    show_default=True,
-    metavar="MS",
-    type=click.FloatRange(0, min_open=True),
-    help="As of serve, for the simulation.",
-)
+@mix_options
+@itl_target_option
 @click.option("--explain", is_flag=True, help="Every formula with its numbers filled in.")
 @json_option
 def command(model: str | None, explain: bool, simulated: bool, as_json: bool, **given: Any) -> int:

@@ -18,6 +18,7 @@ from spola.cli.options import (
     describe,
     engine_options,
     in_short,
+    itl_target_option,
     lora_option,
     measured_line,
     plan_lines,
@@ -135,14 +136,7 @@ def _server_options(command: Any) -> Any:
     help="What clients call the model; default: its own name. Repeatable.",
 )
 @click.option("--max-seqs", default=32, show_default=True, type=click.IntRange(1), help="Requests at a time.")
-@click.option(
-    "--itl-target",
-    default=100.0,
-    show_default=True,
-    metavar="MS",
-    type=click.FloatRange(0, min_open=True),
-    help="Keep the time between two tokens of an answer under this while prompts are read.",
-)
+@itl_target_option
 @_server_options
 @batching_options
 @engine_options
