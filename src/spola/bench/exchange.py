@@ -12,7 +12,7 @@ import msgspec
 
 from spola.bench.http import Pool
 
-__all__ = ["Call", "Sample", "ask"]
+__all__ = ["Call", "EventReader", "Sample", "ask"]
 
 _MOST_ERROR = 2000  # bytes kept of an answer that is an error
 
@@ -96,8 +96,8 @@ class _Chunk(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Chunk)
 
 
-class _Stream:
-    """Reads server-sent events into a Sample."""
+class EventReader:
+    """Reads the server-sent events of an answer into ``sample``; ``done`` once [DONE] has come."""
 
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
@@ -148,7 +148,7 @@ class _Stream:
 async def ask(pool: Pool, call: Call, intended: float) -> Sample:
     """Send ``call`` now; what goes wrong is in the sample."""
     sample = Sample(intended)
-    stream = _Stream(sample)
+    stream = EventReader(sample)
     data = pool.target.request("POST", call.path, call.body)
     sample.sent = time.perf_counter()
     try:
