@@ -8,7 +8,7 @@ import type { History } from "./useLive";
 const HEIGHT = 140;
 
 export function Chart({ history }: { history: History }) {
-  const { t } = useShared();
+  const { t, dark } = useShared();
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
 
@@ -44,6 +44,8 @@ export function Chart({ history }: { history: History }) {
       made.destroy();
     };
   }, []);
+
+  useEffect(() => plot.current?.redraw(), [dark]);
 
   useEffect(() => plot.current?.setData([history.at, history.output, history.prefill]), [history]);
 

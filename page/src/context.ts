@@ -10,12 +10,13 @@ export interface Shared {
   t: Strings;
   f: Format;
   terms: Map<string, Term>;
+  dark: boolean; // what is drawn on a canvas is drawn anew when it changes
 }
 
-export function shared(lang: Lang, terms: Map<string, Term>): Shared {
-  return { lang, t: STRINGS[lang], f: formats(lang), terms };
+export function shared(lang: Lang, terms: Map<string, Term>, dark: boolean): Shared {
+  return { lang, t: STRINGS[lang], f: formats(lang), terms, dark };
 }
 
-export const SharedContext = createContext<Shared>(shared("en", new Map()));
+export const SharedContext = createContext<Shared>(shared("en", new Map(), false));
 
 export const useShared = () => useContext(SharedContext);

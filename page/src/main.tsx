@@ -5,7 +5,7 @@ import { ApiFailure, type Term, glossary, models, setKey } from "./api";
 import { Chat } from "./Chat";
 import { SharedContext, shared, useShared } from "./context";
 import { Engine } from "./Engine";
-import { type Change, type Settings, type Theme, useSettings } from "./settings";
+import { type Change, type Settings, type Theme, useDark, useSettings } from "./settings";
 import type { Lang } from "./strings";
 import { useLive } from "./useLive";
 
@@ -19,7 +19,8 @@ function App() {
   const [locked, setLocked] = useState(false);
   const [generation, setGeneration] = useState(0); // grows with each key that is tried
   const live = useLive(generation);
-  const value = useMemo(() => shared(settings.lang, terms), [settings.lang, terms]);
+  const dark = useDark(settings.theme);
+  const value = useMemo(() => shared(settings.lang, terms, dark), [settings.lang, terms, dark]);
 
   useEffect(() => {
     glossary().then(

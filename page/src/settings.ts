@@ -1,5 +1,5 @@
 // What a person chose, kept in the browser: language, theme, sampling.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useState } from "preact/hooks";
 import type { Lang } from "./strings";
 
 export type Theme = "auto" | "light" | "dark";
@@ -47,7 +47,22 @@ export function useSettings(): [Settings, Change] {
   useEffect(() => {
     localStorage.setItem(NAME, JSON.stringify(settings));
     document.documentElement.lang = settings.lang;
-    document.documentElement.dataset.theme = settings.theme;
   }, [settings]);
+  // Before the effects that draw with the colours of the theme.
+  useLayoutEffect(() => {
+    document.documentElement.dataset.theme = settings.theme;
+  }, [settings.theme]);
   return [settings, (part) => set((old) => ({ ...old, ...part }))];
+}
+
+/** Whether the page is dark: as chosen, or as the system is now. */
+export function useDark(theme: Theme): boolean {
+  const query = useMemo(() => matchMedia("(prefers-color-scheme: dark)"), []);
+  const [system, set] = useState(query.matches);
+  useEffect(() => {
+    const changed = () => set(query.matches);
+    query.addEventListener("change", changed);
+    return () => query.removeEventListener("change", changed);
+  }, [query]);
+  return theme === "auto" ? system : theme === "dark";
 }

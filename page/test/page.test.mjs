@@ -223,6 +223,36 @@ test("words are explained, in Italian too", async () => {
   await axe("Italian");
 });
 
+test("what is drawn takes the colours of the theme", async () => {
+  const [light, dark] = ["32,104,156", "109,179,232"]; // decode
+  await setting("Max tokens", 24);
+  await ask("What is gravity?");
+  await finished();
+  const drawn = () =>
+    page.evaluate(() => {
+      const canvas = document.querySelector(".engine canvas[role=img]");
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      const colours = new Set();
+      for (let i = 0; i < data.length; i += 4) colours.add(`${data[i]},${data[i + 1]},${data[i + 2]}`);
+      return [...colours];
+    });
+  const becomes = async (there, gone) => {
+    for (let i = 0; i < 100; i++) {
+      const colours = await drawn();
+      if (colours.includes(there) && !colours.includes(gone)) return;
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+    assert.fail(`${there} is not drawn`);
+  };
+  await becomes(light, dark);
+  await page.getByLabel("Theme").selectOption("dark");
+  await becomes(dark, light);
+  await page.getByLabel("Theme").selectOption("auto");
+  await becomes(light, dark);
+  await page.emulateMedia({ colorScheme: "dark" });
+  await becomes(dark, light);
+});
+
 test("it fits a narrow screen", async () => {
   await page.setViewportSize({ width: 390, height: 844 });
   const wide = await page.evaluate(() => document.documentElement.scrollWidth);
