@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,9 @@ langchain = pytest.importorskip("langchain_openai")
 pytest.importorskip("llm")
 
 QUESTION = "Write one short sentence about the sea."
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}}
+CITY |= {"required": ["city"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 
 
 def test_anthropic(url: str) -> None:
@@ -36,13 +40,11 @@ def test_anthropic(url: str) -> None:
 
 def test_tools_of_anthropic(url: str) -> None:
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
-    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}}
-    schema |= {"required": ["city"], "additionalProperties": False}
     ask = {
         "model": "smollm2",
         "max_tokens": 60,
         "extra_body": {"temperature": 0},
-        "tools": [{"name": "get_weather", "input_schema": schema}],
+        "tools": [{"name": "get_weather", "input_schema": CITY}],
         "tool_choice": {"type": "any"},
     }
     messages = [{"role": "user", "content": "What is the weather in Rome?"}]
@@ -74,6 +76,21 @@ def test_litellm(url: str) -> None:
         encoding_format="float",
     )
     assert len(vectors.data) == 2
+    forced = litellm.completion(
+        model="openai/smollm2",
+        messages=messages,
+        tools=[TOOL],
+        tool_choice="required",
+        **{**ask, "max_tokens": 60},
+    ).choices[0]
+    (call, *_) = forced.message.tool_calls
+    assert (forced.finish_reason, call.function.name) == ("tool_calls", "get_weather")
+    assert set(json.loads(call.function.arguments)) == {"city"}
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    formed = litellm.completion(
+        model="openai/smollm2", messages=messages, response_format=form, **{**ask, "max_tokens": 60}
+    )
+    assert set(json.loads(formed.choices[0].message.content)) == {"city"}
 
 
 def test_langchain(url: str) -> None:
@@ -84,16 +101,34 @@ def test_langchain(url: str) -> None:
     assert made.content
     assert "".join(chunk.content for chunk in chat.stream(QUESTION)) == made.content
     assert made.usage_metadata["output_tokens"] > 0
+    chat = langchain.ChatOpenAI(
+        base_url=f"{url}/v1", api_key="none", model="smollm2", temperature=0, max_tokens=60
+    )
+    (call, *_) = chat.bind_tools([TOOL], tool_choice="required").invoke(QUESTION).tool_calls
+    assert (call["name"], set(call["args"])) == ("get_weather", {"city"})
+    formed = chat.with_structured_output({"title": "city", **CITY}, method="json_schema").invoke(QUESTION)
+    assert set(formed) == {"city"}
+    vectors = langchain.OpenAIEmbeddings(
+        base_url=f"{url}/v1", api_key="none", model="smollm2", check_embedding_ctx_length=False
+    )
+    assert len(vectors.embed_documents(["a", "b"])) == 2
 
 
 def test_llm(url: str, tmp_path: Path) -> None:
     (tmp_path / "extra-openai-models.yaml").write_text(
         f"- model_id: spola\n  model_name: smollm2\n  api_base: {url}/v1\n  api_key_name: none\n"
+        "  supports_schema: true\n"
     )
     env = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
-    command = [sys.executable, "-m", "llm", "-m", "spola", "-o", "max_tokens", "16", "--key", "none"]
-    done = subprocess.run(
-        [*command, QUESTION], env=env, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    command = [sys.executable, "-m", "llm", "-m", "spola", "-o", "max_tokens", "60", "--key", "none"]
+
+    def said(*more: str) -> str:
+        done = subprocess.run(
+            [*command, *more, QUESTION], env=env, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert said()
+    assert said("--no-stream")
+    assert set(json.loads(said("--schema", json.dumps(CITY)))) == {"city"}
