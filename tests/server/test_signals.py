@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +32,16 @@ ENDLESS = """
 import importlib, threading
 module = importlib.import_module("spola.cli.serve")
 module.build_service = lambda *given, **named: threading.Event().wait()
+"""
+DEAR = """
+import sys, time
+from spola.text.grammar import Grammars
+compiled = Grammars._compiled
+def dear(self, text, param):
+    print("compiling", file=sys.stderr, flush=True)
+    time.sleep(5)
+    return compiled(self, text, param)
+Grammars._compiled = dear
 """
 RUN = "\nfrom spola.__main__ import main\nmain()\n"
 
@@ -131,6 +142,22 @@ def test_a_long_prompt_does_not_outlast_the_time_to_drain(model: str) -> None:
         server.popen.send_signal(signal.SIGTERM)
         assert b'"error"' in stream.read()
         assert server.gone() == 0
+
+
+def test_who_is_not_ready_yet_is_told(model: str) -> None:
+    """A grammar that compiles longer than the server waits for what is no answer yet."""
+    with process(DEAR, model) as server:
+        until(lambda: server.get("/health") == 200)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(server.ask, prompt="a", guided_regex="a+")
+            server.says("compiling")
+            server.popen.send_signal(signal.SIGTERM)
+            answer = asked.result()
+        assert (answer.status, b"shutting down" in answer.read()) == (503, True)
+        assert server.popen.stderr is not None
+        said = server.popen.stderr.read()
+        assert server.gone() == 0
+        assert "Traceback" not in said
 
 
 def test_the_port_is_taken_whatever_the_address(tmp_path: Path) -> None:

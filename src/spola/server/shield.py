@@ -6,6 +6,7 @@ browser on this machine could use the model.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import secrets
@@ -73,6 +74,12 @@ class Shield:
             await self._app(scope, receive, named)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, named)
+        except asyncio.CancelledError:
+            if status:
+                raise
+            # The server leaves, and what was made ready took too long, as a grammar may.
+            late = ApiError(503, "the server is shutting down", kind="server_error", retry_after=5)
+            await error_response(late, scope["path"])(scope, receive, named)
         finally:
             self._note(scope, request_id, visit, status or 499, time.monotonic() - started)
 
