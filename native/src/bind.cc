@@ -144,6 +144,12 @@ std::vector<double> peak(const std::string& isa, const std::string& format, int 
   throw nb::value_error("the format is none of f32, a8, a16");
 }
 
+std::vector<double> mix(const std::string& isa, int type, bool precise, int passes) {
+  const Kernels& kernels = kernels_of(isa);
+  nb::gil_scoped_release release;
+  return measure_mix(kernels, static_cast<GgmlType>(type), precise, passes);
+}
+
 nb::tuple linear_time(const std::string& isa, int type, bool precise, int rows, int cols, int m, int passes) {
   const Kernels& kernels = kernels_of(isa);
   LinearTime time;
@@ -219,6 +225,8 @@ NB_MODULE(_native, m) {
       "Name of a kernel whose bits differ from its scalar twin's, or an empty string.");
   m.def("measure_peak", &peak, "isa"_a, "format"_a, "threads"_a, "passes"_a,
         "Multiply-adds per second of all threads, pass by pass, on registers alone.");
+  m.def("measure_mix", &mix, "isa"_a, "type"_a, "precise"_a, "passes"_a,
+        "The same of one thread for the instructions of the linear kernel of a type.");
   m.def("measure_linear", &linear_time, "isa"_a, "type"_a, "precise"_a, "rows"_a, "cols"_a, "m"_a, "passes"_a,
         "(activation format, bytes of weights, seconds of each pass) of one thread.");
   nb::class_<Decoder>(m, "Decoder")

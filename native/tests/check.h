@@ -85,6 +85,7 @@ inline bool same(float a, float b) {
 
 void test_attention();
 void test_decoder();
+void test_free();
 void test_pack();
 void test_linear();
 void test_rows();

@@ -36,7 +36,7 @@ int main() {
     void (*run)();
   };
   const Suite suites[] = {{"pack", test_pack},           {"linear", test_linear},   {"rows", test_rows},
-                          {"attention", test_attention}, {"decoder", test_decoder}, {"verify", test_verify}};
+                          {"attention", test_attention}, {"decoder", test_decoder}, {"free", test_free}, {"verify", test_verify}};
   for (const spola::Kernels* k : check::variants()) std::printf("against the twins: %s\n", k->isa);
   for (const Suite& s : suites) {
     const long before = check::totals().checks;

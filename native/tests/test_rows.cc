@@ -303,9 +303,24 @@ void check_half_store(check::Random& random) {
   }
 }
 
+// Every kernel has a mix of instructions, and the multiply-adds that it says it does are whole columns of tiles.
+void check_mixes() {
+  for (const Kernels* kernels : check::variants()) {
+    for (int s = 0; s < static_cast<int>(Scheme::kCount); ++s) {
+      for (int f = 0; f < 3; ++f) {
+        if (!kernels->tile[s][f]) continue;
+        const double one = kernels->mix(static_cast<Scheme>(s), static_cast<ActFormat>(f), 1);
+        CHECK(one > 0 && std::fmod(one, 16) == 0);
+        CHECK(kernels->mix(static_cast<Scheme>(s), static_cast<ActFormat>(f), 7) == 7 * one);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void test_rows() {
+  check_mixes();
   check::Random random(3);
   check_quantizers(random);
   check_exp();

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 
@@ -53,17 +54,15 @@ struct Rows {
   }
 };
 
-}  // namespace
-
-std::vector<double> measure_peak(const Kernels& kernels, ActFormat format, int threads, int passes) {
-  if (threads < 1 || threads > 1024 || passes < 1)
-    throw std::invalid_argument("at least 1 thread and 1 pass, please");
+// Multiply-adds per second of `threads` threads that all do work(rounds), which returns how many that were, one
+// figure per pass.
+std::vector<double> rates_of(const std::function<double(long)>& work, int threads, int passes) {
   constexpr double kSeconds = 0.001;  // short, so that some passes are not disturbed
   long rounds = 1000;
   for (double took = 0; took < kSeconds / 2 && rounds < (1L << 40);) {
     rounds *= 2;
     const double start = now();
-    kernels.peak(format, rounds);
+    work(rounds);
     took = now() - start;
   }
   ThreadPool pool(threads);
@@ -71,10 +70,26 @@ std::vector<double> measure_peak(const Kernels& kernels, ActFormat format, int t
   std::vector<double> rates;
   for (int pass = 0; pass < passes; ++pass) {
     const double start = now();
-    pool.each([&](int worker) { macs[static_cast<size_t>(worker)] = kernels.peak(format, 2 * rounds); });
+    pool.each([&](int worker) { macs[static_cast<size_t>(worker)] = work(2 * rounds); });
     rates.push_back(std::accumulate(macs.begin(), macs.end(), 0.0) / (now() - start));
   }
   return rates;
+}
+
+}  // namespace
+
+std::vector<double> measure_peak(const Kernels& kernels, ActFormat format, int threads, int passes) {
+  if (threads < 1 || threads > 1024 || passes < 1)
+    throw std::invalid_argument("at least 1 thread and 1 pass, please");
+  return rates_of([&](long rounds) { return kernels.peak(format, rounds); }, threads, passes);
+}
+
+std::vector<double> measure_mix(const Kernels& kernels, GgmlType type, bool precise, int passes) {
+  const Scheme scheme = scheme_of(type, precise);
+  if (scheme == Scheme::kCount) throw std::invalid_argument("the type is not known to the kernels");
+  if (passes < 1) throw std::invalid_argument("at least 1 pass, please");
+  const ActFormat format = act_format(scheme, precise);
+  return rates_of([&](long rounds) { return kernels.mix(scheme, format, rounds); }, 1, passes);
 }
 
 LinearTime measure_linear(const Kernels& kernels, GgmlType type, bool precise, int rows, int cols, int m,

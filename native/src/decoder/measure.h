@@ -12,6 +12,10 @@ namespace spola {
 // instructions that kernels for `format` are made of. Throws std::invalid_argument on impossible numbers.
 std::vector<double> measure_peak(const Kernels& kernels, ActFormat format, int threads, int passes);
 
+// The same of one thread for the kernel of `type`: its own ceiling, with all that it does for each activation
+// row (Kernels::mix).
+std::vector<double> measure_mix(const Kernels& kernels, GgmlType type, bool precise, int passes);
+
 struct LinearTime {
   ActFormat format;
   size_t bytes;                 // of the packed weights

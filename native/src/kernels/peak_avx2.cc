@@ -1,4 +1,5 @@
 // Peak rates of AVX2: the instruction mixes of the linear kernels, in registers only. See Kernels::peak.
+#include "kernels/peak_mix.h"
 #include "kernels/simd_avx2.h"
 #include "kernels/variants.h"
 
@@ -76,7 +77,147 @@ double peak_a16(long rounds) {
   return static_cast<double>(rounds) * kChains * 16;
 }
 
+// Sums of one group of columns for N vectors of eight output rows, as int32: `Parts` times products of `Chain`
+// groups of four columns in int16, each part widened by a madd.
+template <int N, int Parts, int Chain>
+SPOLA_INLINE void dot_chains(__m256i (&sum)[N], __m256i w, __m256i& a) {
+  for (int part = 0; part < Parts; ++part) {
+    __m256i chain[N];
+#pragma GCC unroll 8
+    for (int j = 0; j < Chain; ++j) {
+#pragma GCC unroll 4
+      for (int c = 0; c < N; ++c) {
+        SPOLA_PIN(a);
+        const __m256i product = _mm256_maddubs_epi16(w, a);
+        chain[c] = j == 0 ? product : _mm256_add_epi16(chain[c], product);
+        SPOLA_PIN(chain[c]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < N; ++c) {
+      sum[c] = part == 0 ? pair_sum(chain[c]) : _mm256_add_epi32(sum[c], pair_sum(chain[c]));
+      SPOLA_PIN(sum[c]);
+    }
+  }
+}
+
+// Sums by `dot`, and `end` that adds what becomes of them; vector c is half c % 2 of a tile.
+template <int N, class Dot, class End>
+SPOLA_INLINE double blocks(long rounds, int columns, Dot dot, End end) {
+  __m256 acc[N];
+#pragma GCC unroll 4
+  for (int c = 0; c < N; ++c) acc[c] = _mm256_setzero_ps();
+  for (long n = 0; n < rounds; ++n) {
+    __m256i sum[N];
+    dot(sum);
+#pragma GCC unroll 4
+    for (int c = 0; c < N; ++c) {
+      acc[c] = end(acc[c], sum[c], c);
+      SPOLA_PIN(acc[c]);
+    }
+  }
+  keep(acc);
+  return static_cast<double>(rounds) * N * 8 * columns;
+}
+
+// A product that GCC cannot make once for all.
+SPOLA_INLINE __m256 product(__m256 x) {
+  __m256 y;
+  __asm__ volatile("vmulps %1, %1, %0" : "=x"(y) : "x"(x));
+  return y;
+}
+
+struct Mix {
+  static double f32(long rounds) { return peak_f32(rounds); }
+
+  template <int Bits, bool Zero, bool Min>
+  static double a8(long rounds) {
+    constexpr int kChain = Bits == 4 ? 8 : 4;
+    constexpr int kVectors = Bits == 4 ? 4 : 3;
+    const __m256i w = _mm256_set1_epi8(3);
+    __m256i a = _mm256_set1_epi8(1), zero = a;
+    const __m256 half = _mm256_set1_ps(0.5f);
+    const auto dot = [&](__m256i(&sum)[kVectors]) { dot_chains<kVectors, 8 / kChain, kChain>(sum, w, a); };
+    return blocks<kVectors>(rounds, kBlock, dot, [&](__m256 acc, __m256i sum, int c) {
+      if constexpr (Zero) {
+        if (Bits == 5 || c % 2 == 0) {  // with 4 bits both halves of a tile share it
+          SPOLA_PIN(a);
+          zero = _mm256_madd_epi16(a, w);
+        }
+        sum = _mm256_add_epi32(sum, zero);
+      }
+      acc = _mm256_fmadd_ps(product(half), _mm256_cvtepi32_ps(sum), acc);
+      return Min ? _mm256_fmadd_ps(half, half, acc) : acc;
+    });
+  }
+
+  static double six(long rounds) {
+    constexpr int kVectors = 3;
+    const __m256i w = _mm256_set1_epi8(3);
+    __m256i a = _mm256_set1_epi8(1);
+    const __m256 half = _mm256_set1_ps(0.5f);
+    const auto dot = [&](__m256i(&sum)[kVectors]) { dot_chains<kVectors, 4, 2>(sum, w, a); };
+    return blocks<kVectors>(rounds, kBlock, dot, [&](__m256 acc, __m256i sum, int) {
+      SPOLA_PIN(a);
+      const __m256i zero = _mm256_slli_epi32(_mm256_madd_epi16(a, w), 5);
+      const __m256 i = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, zero));
+      return _mm256_fmadd_ps(product(half), i, acc);
+    });
+  }
+
+  // Four columns at a time: the codes' signs, products, and widening at once.
+  template <int Group, bool Min>
+  static double codes(long rounds) {
+    constexpr int kVectors = 4;
+    const __m256i w = _mm256_set1_epi8(3);
+    __m256i a = _mm256_set1_epi8(1);
+    const __m256 half = _mm256_set1_ps(0.5f);
+    const auto dot = [&](__m256i(&sum)[kVectors]) {
+#pragma GCC unroll 8
+      for (int j = 0; j < Group / 4; ++j) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kVectors; ++c) {
+          SPOLA_PIN(a);
+          const __m256i part = pair_sum(_mm256_maddubs_epi16(w, _mm256_sign_epi8(a, w)));
+          sum[c] = j == 0 ? part : _mm256_add_epi32(sum[c], part);
+          SPOLA_PIN(sum[c]);
+        }
+      }
+    };
+    return blocks<kVectors>(rounds, Group, dot, [&](__m256 acc, __m256i sum, int) {
+      acc = _mm256_fmadd_ps(product(half), _mm256_cvtepi32_ps(sum), acc);
+      return Min ? _mm256_fmadd_ps(half, half, acc) : acc;
+    });
+  }
+
+  template <int Group, bool Min>
+  static double a16(long rounds) {
+    constexpr int kVectors = 4;
+    const __m256i w = _mm256_set1_epi16(3);
+    __m256i a = _mm256_set1_epi16(1);
+    const __m256 half = _mm256_set1_ps(0.5f);
+    const auto dot = [&](__m256i(&sum)[kVectors]) {
+#pragma GCC unroll 16
+      for (int j = 0; j < Group / 2; ++j) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kVectors; ++c) {
+          SPOLA_PIN(a);
+          const __m256i part = _mm256_madd_epi16(w, a);
+          sum[c] = j == 0 ? part : _mm256_add_epi32(sum[c], part);
+          SPOLA_PIN(sum[c]);
+        }
+      }
+    };
+    return blocks<kVectors>(rounds, Group, dot, [&](__m256 acc, __m256i sum, int) {
+      acc = _mm256_fmadd_ps(half, _mm256_cvtepi32_ps(sum), acc);
+      return Min ? _mm256_fmadd_ps(half, half, acc) : acc;
+    });
+  }
+};
+
 }  // namespace
+
+double mix(Scheme scheme, ActFormat format, long rounds) { return mix_of<Mix>(scheme, format, rounds); }
 
 double peak(ActFormat format, long rounds) {
   if (format == ActFormat::kF32) return peak_f32(rounds);

@@ -22,4 +22,7 @@ double peak(ActFormat format, long rounds) {
   return static_cast<double>(rounds) * kChains;
 }
 
+// Without SIMD there is nothing to a kernel but its multiply-adds.
+double mix(Scheme, ActFormat format, long rounds) { return peak(format, rounds); }
+
 }  // namespace spola::scalar

@@ -58,7 +58,8 @@ namespace {
   table.rope = rope_##isa_name;                           \
   table.max_many = isa_name::max_many;                    \
   table.sum_exp16 = isa_name::sum_exp16;                  \
-  table.peak = isa_name::peak
+  table.peak = isa_name::peak;                            \
+  table.mix = isa_name::mix
 
 Kernels make_scalar() {
   Kernels table{};
@@ -94,6 +95,7 @@ Kernels make_avx512vnni() {
   table.max_many = avx512vnni::max_many;
   table.sum_exp16 = avx512vnni::sum_exp16;
   table.peak = avx512vnni::peak;
+  table.mix = avx512vnni::mix;
   table.attention_segment = attention_segment_avx512vnni;
   table.attention_merge = attention_merge_avx512vnni;
   return table;

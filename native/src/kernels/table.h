@@ -118,6 +118,8 @@ struct Kernels {
   // Runs the instructions that kernels for `format` are made of on registers alone, `rounds` times; returns
   // the multiply-adds done. What linear kernels are measured against.
   double (*peak)(ActFormat format, long rounds);
+  // The same with all that the kernel of `scheme` does for each activation row: its own ceiling (peak_mix.h).
+  double (*mix)(Scheme scheme, ActFormat format, long rounds);
 };
 
 const Kernels* scalar_kernels();

@@ -44,7 +44,8 @@
   void exp_many(const float* x, int n, float* y);                                              \
   float max_many(const float* x, int n);                                                       \
   float sum_exp16(const float* x, int n, float shift);                                         \
-  double peak(ActFormat format, long rounds);
+  double peak(ActFormat format, long rounds);                                                  \
+  double mix(Scheme scheme, ActFormat format, long rounds);
 
 namespace spola::scalar {
 SPOLA_DECLARE_TILES
@@ -69,6 +70,7 @@ void exp_many(const float* x, int n, float* y);
 float max_many(const float* x, int n);
 float sum_exp16(const float* x, int n, float shift);
 double peak(ActFormat format, long rounds);
+double mix(Scheme scheme, ActFormat format, long rounds);
 }  // namespace spola::avx512vnni
 #endif
 

@@ -102,11 +102,11 @@ def _kernels_table(result: Result) -> Part:
             f"{row['rows']} x {row['columns']}",
             str(row["m"]),
             _n(row["gmac_s"]),
-            f"{row['of_peak']:.0%}",
+            f"{row.get('of_ceiling', row['of_peak']):.0%}",  # files of earlier versions have only the peak
         ]
         for row in result["kernels"]
     ]
-    return html_table(["type", "matrix", "rows", "GMAC/s", "of the peak"], rows)
+    return html_table(["type", "matrix", "rows", "GMAC/s", "of the ceiling"], rows)
 
 
 def _compare_table(result: Result) -> Part:

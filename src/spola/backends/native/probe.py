@@ -21,6 +21,7 @@ __all__ = [
     "InstructionSets",
     "instruction_sets",
     "measure_linear",
+    "measure_mix",
     "measure_peak",
     "measure_read_bandwidth",
     "native_build",
@@ -121,6 +122,14 @@ def measure_peak(kind: str, threads: int) -> float:
     The best of twenty passes of a millisecond: a ceiling, whatever else runs.
     """
     return max(_native.measure_peak(requested_isa(), kind, threads, 20))
+
+
+def measure_mix(dtype: str, *, precise: bool = False) -> float:
+    """Multiply-adds per second of one thread on registers alone with all that the kernel of ``dtype`` does
+    for each activation row, unpacking left out: the ceiling of that kernel. The best of twenty passes of a
+    millisecond.
+    """
+    return max(_native.measure_mix(requested_isa(), BY_NAME[dtype].gguf_id, precise, 20))
 
 
 def measure_linear(
