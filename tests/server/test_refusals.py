@@ -28,6 +28,10 @@ def message(**fields: Any) -> dict[str, Any]:
         ({**CHAT, "logit_bias": {"1.5": 5}}, "logit_bias"),
         ({**CHAT, "logit_bias": {"5": 1000}}, "logit_bias[5]"),
         ({**CHAT, "stop_token_ids": [999999]}, "stop_token_ids"),
+        # R16: a row of the table that is no token, beyond the tokenizer's last id.
+        ({**CHAT, "logit_bias": {"280": 100}}, "logit_bias"),
+        ({**CHAT, "stop_token_ids": [280]}, "stop_token_ids"),
+        ({**CHAT, "allowed_token_ids": [280, 5]}, "allowed_token_ids"),
         ({**CHAT, "presence_penalty": 3}, "presence_penalty"),
         ({**CHAT, "frequency_penalty": -3}, "frequency_penalty"),
         ({**CHAT, "repetition_penalty": 0}, "repetition_penalty"),
@@ -94,6 +98,7 @@ def test_chat(running: Running, body: dict[str, Any], param: str | None) -> None
         ({"prompt": ""}, "prompt"),
         ({"prompt": [""]}, "prompt"),
         ({"prompt": [999999]}, "prompt"),
+        ({"prompt": [280]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [2**40]}, "prompt"),
         ({"prompt": [2**80]}, "prompt"),
