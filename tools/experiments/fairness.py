@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from started import started
 
 from spola.bench.exchange import Call, Sample, ask
 from spola.bench.http import Pool, Target
@@ -40,21 +41,9 @@ def server(model: str, seats: int, flood: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.toml"
         keys.write_text("".join(f'[{name}]\nsecret = "{secret}"\n' for name, secret in SECRETS.items()))
-        command = [sys.executable, "-m", "spola", "serve", "-m", model, "--port", "0", "--json"]
-        command += ["--keys", str(keys), "--max-seqs", str(seats), "--max-queue", str(2 * flood)]
-        command += ["--max-model-len", "512", "--log-format", "off"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None
-                text = ""
-                while not text.endswith("}\n") or text.count("{") != text.count("}"):
-                    line = process.stdout.readline()
-                    if not line:
-                        raise SystemExit("the server did not start")
-                    text += line
-                yield json.loads(text)["url"]
-            finally:
-                process.terminate()
+        options = ["--keys", str(keys), "--max-seqs", str(seats), "--max-queue", str(2 * flood)]
+        with started(model, *options, "--max-model-len", "512") as url:
+            yield url
 
 
 class Caller:
