@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from spola.planner.hardware import HARDWARE, find_hardware
 from spola.planner.host import table_host
 from spola.planner.model import PlanModel, open_plan_model, with_weights
 from spola.planner.plan import Goal, Plan, make_plan
-from spola.planner.recommend import recommend, refusal
+from spola.planner.recommend import recommend, refusal, ways_out
 from spola.planner.speed import Speed
 from spola.runtime.limits import Limits
 from spola.spec.cost import weight_bytes
@@ -87,6 +88,20 @@ def test_a_real_shape_comes_out_as_the_text_book_says(tmp_path: Path) -> None:
     for weights, gb in (("F32", 26.95), ("Q8_0", 7.16), ("Q4_0", 3.79)):
         planned = plan_on(name, "a100-80gb", Goal(), weights)
         assert planned.figures["weights_bytes"] == pytest.approx(gb * 1e9, rel=0.005)
+
+
+def test_where_neither_weights_nor_cache_alone_can_be_smaller_both_are(tmp_path: Path) -> None:
+    name = folder(tmp_path / "llama2-7b", LLAMA_7B)
+    plan = plan_on(name, "a100-80gb", Goal(context=4096), "Q4_0", memory=4_000_000_000)
+    assert not plan.figures["fits"]
+    ways = ways_out(plan)
+    assert len(ways) == 3
+    both = re.fullmatch(r"weights in (\w+) with --kv-dtype int8 and --context (\d+)", ways[0])
+    assert both is not None
+    smaller = open_plan_model(name, both[1])
+    goal = Goal(context=int(both[2]))
+    host = table_host("a100-80gb", 4_000_000_000)
+    assert make_plan(smaller, kv_groups(smaller.spec, "int8", "int8"), host, goal).figures["fits"]
 
 
 def test_grouped_heads_need_a_quarter(tmp_path: Path) -> None:

@@ -123,10 +123,13 @@ def ways_out(plan: Plan) -> list[str]:
     if smaller is not None and smaller.figures["fits"]:
         size = describe_bytes(smaller.memory.kv)
         ways.insert(0, f"--kv-dtype int8 (a KV cache of {size})")
-    for row in recommend(plan)["types"]:
+    types = recommend(plan)["types"]
+    for row in types:
         if row["fits"]:
             ways.append(f"weights in {row['weights']} ({describe_bytes(row['weights_bytes'])})")
             break
+    else:
+        ways += _both_smaller(plan, types)
     least = memory.total - memory.kv + figures["kv_bytes_per_request"]
     if least < memory.total and len(ways) < 2:
         ways.append(f"{describe_bytes(least)} for one request of {figures['context']} tokens")
@@ -138,6 +141,16 @@ def ways_out(plan: Plan) -> list[str]:
     else:
         ways.append("no smaller model either: the process alone takes more")
     return ways[:3]
+
+
+def _both_smaller(plan: Plan, types: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The largest weights that fit together with a shorter context and an int8 cache, if any do."""
+    for row in types:
+        other = _planned(plan, row["weights"], False, INT8)
+        context = 0 if other is None else other.figures["max_context"]
+        if context:
+            return [f"weights in {row['weights']} with --kv-dtype int8 and --context {context}"]
+    return []
 
 
 def refusal(plan: Plan) -> str:
