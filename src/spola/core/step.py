@@ -70,7 +70,7 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     bad: tuple[bytes, ...] = ()  # int32 each: sequences that the output must not complete
 
 
-class Slice(msgspec.Struct, frozen=True, array_like=True):
+class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Consecutive tokens of one request to compute in this step.
 
     Row i of the slice is position ``start + i``. The last ``n_head`` rows get logits. A sampling slice that
@@ -110,7 +110,7 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
     target: int
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What to compute now. ``slices`` are in rank order, at most one per request."""
 
     index: int  # counts the steps of an engine from 0
@@ -136,7 +136,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class SliceOutput(msgspec.Struct, frozen=True, array_like=True):
+class SliceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one slice gave. ``error`` ends the request, and only that request."""
 
     ids: tuple[int, ...] = ()  # 0..k+1 new ids: none for an unfinished prompt, else accepted drafts + 1
@@ -149,7 +149,7 @@ class SliceOutput(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # one per target of a sampling slice
 
 
-class StepOutput(msgspec.Struct, frozen=True, array_like=True):
+class StepOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What came of a Step; ``slices`` are parallel to ``Step.slices``."""
 
     elapsed_s: float

@@ -37,7 +37,7 @@ _DRIFTS = 8  # so many in a row
 _REFIT = 8  # steps between two fits, once there are some
 _LEAST = 0.05  # no price falls below this part of its proportion: none is ever free
 
-_PUT_OFF = 32  # steps that may wait to be learnt from: so many in a row cost less than one now and then
+_PUT_OFF = 8  # steps that may wait to be learnt from: in a row they cost less than each at its time
 
 _SPREADS = 2.0  # deviations of their errors by which steps are planned below the target
 _FIRST_SPREAD = 0.05  # before any step: counts as one

@@ -25,6 +25,7 @@ def _slices(running: Sequence[Request], kv: KvSpace) -> tuple[Slice, ...] | None
     taken that are needed in any case, unless all can have one.
     """
     slices = []
+    size = kv.block_size
     for request in running:
         known, computed = request.known, request.computed
         if (
@@ -34,10 +35,12 @@ def _slices(running: Sequence[Request], kv: KvSpace) -> tuple[Slice, ...] | None
             or request.drafts
             or request.peak_computed > computed
             or request.params.prompt_logprobs is not None
-            or not kv.extend(request, computed + 1)
+            or not (computed % size or kv.extend(request, computed + 1))  # else the block before has room
         ):
             return None
-        tables = tuple([table.ids.tobytes() for table in request.tables])
+        tables: tuple[bytes, ...] = (request.tables[0].ids.tobytes(),)
+        if len(request.tables) > 1:
+            tables = tuple([table.ids.tobytes() for table in request.tables])
         slices.append(Slice(request.id, computed, known[computed:].tobytes(), tables, 1))
     for request in running:
         request.in_flight = True

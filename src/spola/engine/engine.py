@@ -136,7 +136,7 @@ class Engine:
             events=events,
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
-            kv_used=tuple([pool.used for pool in pools]),
+            kv_used=tuple([pool.n_blocks - pool.free for pool in pools]),
             kv_blocks=tuple([pool.n_blocks for pool in pools]),
             kv_shared=tuple([pool.shared for pool in pools]),
             kv_cached=tuple([pool.cached for pool in pools]),

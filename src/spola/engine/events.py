@@ -56,7 +56,7 @@ class Summary:
         return self.finished_s - self.arrival_s
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """News of one request. Exactly one event of a request has a ``finish_reason``, and it is the last.
 
     ``ids`` are the new tokens, an end-of-sequence or stop token included (``stop_id`` names it, so that it

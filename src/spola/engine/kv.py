@@ -90,7 +90,7 @@ class KvSpace:
             for group, n in zip(groups, n_blocks, strict=True)
         )
         self.copies: list[BlockCopy] = []  # for the next step
-        self._windowed = tuple(g for g, group in enumerate(groups) if group.kind == "window")
+        self.windowed = tuple(g for g, group in enumerate(groups) if group.kind == "window")
         self._most = tuple(self._most_held(group, max_slice) for group in groups)
 
     def _most_held(self, group: KvGroup, max_slice: int) -> int | None:
@@ -196,7 +196,7 @@ class KvSpace:
 
     def trim(self, owner: TableOwner, computed: int) -> None:
         """Give back the blocks wholly below the windows of a request with ``computed`` positions."""
-        for index in self._windowed:
+        for index in self.windowed:
             group = self.groups[index]
             table, pool = owner.tables[index], self.pools[index]
             first = min(max(0, computed - group.window) // self.block_size, len(table.ids))

@@ -90,7 +90,8 @@ class Landing:
             plain += 1
             if request.computed >= request.next_full:
                 self._cache.publish(request)
-            self._kv.trim(request, request.computed)
+            if self._kv.windowed:
+                self._kv.trim(request, request.computed)
             self.events.append(Event(request.id, request.choice, out.ids, out.logprobs))
         self._stats.output_tokens += plain
 

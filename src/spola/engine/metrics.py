@@ -36,7 +36,7 @@ LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
-PUT_OFF = 32  # steps that may wait to be counted
+PUT_OFF = 8  # steps that may wait to be counted: more of them would keep the garbage collector busy
 
 
 class Metrics:

@@ -5,8 +5,9 @@ Metrics and traces are made from reports alone, so that neither is in the schedu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from spola.core.step import Step
 from spola.engine.events import Event
@@ -14,8 +15,7 @@ from spola.engine.events import Event
 __all__ = ["Observer", "StepReport"]
 
 
-@dataclass(slots=True)
-class StepReport:
+class StepReport(msgspec.Struct, gc=False):
     """One step, or events without a step (``step`` None: aborts, or a backend that failed).
 
     ``arrivals`` gives, for each request in ``step.new``, when it arrived. Queues, blocks and events are as
@@ -32,7 +32,7 @@ class StepReport:
     kv_blocks: tuple[int, ...]
     kv_shared: tuple[int, ...] = ()  # of the used ones, those with several owners
     kv_cached: tuple[int, ...] = ()  # free ones that hold a prefix
-    arrivals: dict[int, float] = field(default_factory=dict)
+    arrivals: dict[int, float] = {}
 
     @property
     def ended(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from spola.core.errors import RequestError
 from spola.core.params import SamplingParams
+from spola.engine.events import Event
 from spola.runtime.answer import Job
 from spola.runtime.loop import AsyncMailbox, Mail
 from spola.runtime.service import Service
@@ -209,11 +210,13 @@ class _Board:
                 del self.live[key]
 
     def _deliver(self, mail: list[Mail]) -> None:
-        now = self._loop.time()
+        now, places = self._loop.time(), self.places
         for piece in mail:
-            found = self.places.get(piece.id)
+            found = places.get(piece.id)
             if found is not None:
                 ticket, job, before = found
+                if ticket.lanes and isinstance(piece, Event) and ticket.short(piece, now):
+                    continue
                 delta = job.take(piece)
                 if before:
                     delta.index += before

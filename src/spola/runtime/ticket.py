@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from spola.runtime.answer import Delta, Job
+from spola.engine.events import Event
+from spola.runtime.answer import Choice, Delta, Job
 
 __all__ = ["Client", "Express", "Lane", "Ticket"]
 
@@ -38,14 +39,14 @@ class Ticket:
     ``express``, if set, is offered each Delta that comes while ``get`` waits with nothing in the outbox, and
     says whether it has dealt with it; ``get`` then waits on. That spares a future, a timer and some turns of
     the event loop for each token. It is not offered the last Delta of a choice, and must not block; what it
-    raises, ``get`` raises. ``lanes``: the same for the choices that need nothing of a Delta but its text.
+    raises, ``get`` raises. ``lanes``, by request id, are the same for choices of which text alone is told.
     """
 
     def __init__(self, jobs: Sequence[Job], client: Client | None = None) -> None:
         self.jobs = tuple(jobs)
         self.client = client
         self.express: Express | None = None
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, tuple[int, Choice, Lane]] = {}  # with the index as in Delta
         self._waiting: dict[int, Delta] = {}
         self._reader: asyncio.Future[None] | None = None  # of whoever waits in ``get``: one at a time
         self._fault: Exception | None = None
@@ -62,6 +63,28 @@ class Ticket:
     def done(self) -> bool:
         return all(job.done for job in self.jobs)
 
+    def short(self, event: Event, now: float) -> bool:
+        """Take ``event`` the shortest way: tokens of a choice with a lane. Whether that was possible."""
+        found = self.lanes.get(event.id)
+        if found is None or self._reader is None or self._waiting:
+            return False
+        if event.finish_reason is not None or event.logprobs or event.prompt_logprobs:
+            return False
+        index, choice, lane = found
+        ids = event.ids
+        text = choice.push(ids)
+        choice.token_ids += ids
+        choice.text += text
+        self._last_s = now
+        try:
+            if lane(text):
+                return True
+        except Exception as error:
+            self._fault = error
+        _wake(self._reader)
+        self._waiting[index] = Delta(index, text, ids, cut=choice.stream.stopped)
+        return True
+
     def put(self, delta: Delta, now: float) -> None:
         """Take news in; a slow reader finds them merged, so that the outbox stays as small as the answer.
 
@@ -72,8 +95,7 @@ class Ticket:
             if self.express is not None and not self._waiting and delta.finish_reason is None:
                 self._last_s = now
                 try:
-                    lane = self.lanes.get(delta.index)
-                    if self.express(delta) if lane is None else lane(delta.text):
+                    if self.express(delta):
                         return
                 except Exception as error:
                     self._fault = error

@@ -129,6 +129,7 @@ def _events(deltas: list[Delta], ticket: Ticket, ask: Ask) -> list[bytes]:
 def _express(ticket: Ticket, ask: Ask, writer: Direct) -> None:
     """Let news go out as they come, as long as the client reads them."""
     shape, jobs = ask.shape, ticket.jobs
+    choices = [choice for job in jobs for choice in job.choices]
 
     def take(delta: Delta) -> bool:
         if not writer.ready:
@@ -138,7 +139,8 @@ def _express(ticket: Ticket, ask: Ask, writer: Direct) -> None:
             writer.write(body)
         frame = shape.frame(delta.index)
         if frame is not None:
-            ticket.lanes[delta.index] = writer.lane(frame)
+            choice = choices[delta.index]
+            ticket.lanes[choice.id] = delta.index, choice, writer.lane(frame)
         return True
 
     ticket.express = take

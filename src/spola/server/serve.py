@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import ipaddress
 import os
 import resource
@@ -180,6 +181,7 @@ class _Running:
             raise
         else:
             self._state.ready(service)
+            gc.freeze()  # what was loaded stays: no collection needs to look at it again
             host, port = self._listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             self._ready(f"http://{shown}:{port}/v1", service)
