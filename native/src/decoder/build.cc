@@ -23,6 +23,19 @@ Epilogue epilogue_of(int e) {
   return enum_of<Epilogue>(e, static_cast<int>(Epilogue::kSilu1702), "epilogue");
 }
 
+// Attention, and the merge of its partial results, after which a stage ends or not.
+void attend(Decoder& d, const AttentionShape& shape, int sinks, bool barrier) {
+  Op op;
+  op.kind = OpKind::kAttention;
+  op.attention = {shape};
+  d.append(op);
+  op = Op();
+  op.kind = OpKind::kMerge;
+  op.barrier = barrier;
+  op.merge = {shape, sinks};
+  d.append(op);
+}
+
 }  // namespace
 
 int add_rope(Decoder& d, const std::vector<double>& frequencies, double factor, bool interleaved) {
@@ -139,15 +152,7 @@ void attention(Decoder& d, int group, int layer, int heads, float scale, float s
   op.kind = OpKind::kRopeKv;
   op.rope_kv = {shape, rope, norm_part(q_norm), norm_part(k_norm), norm_whole};
   d.append(op);
-  op = Op();
-  op.kind = OpKind::kAttention;
-  op.attention = {shape};
-  d.append(op);
-  op = Op();
-  op.kind = OpKind::kMerge;
-  op.barrier = false;  // the prepare op that follows works on the same rows
-  op.merge = {shape, sinks};
-  d.append(op);
+  attend(d, shape, sinks, false);  // the prepare op that follows works on the same rows
 }
 
 void latent(Decoder& d, int group, int layer, int heads, float scale, int rope, const NormTuple& norm, int q,
@@ -157,14 +162,7 @@ void latent(Decoder& d, int group, int layer, int heads, float scale, int rope, 
   op.kind = OpKind::kLatent;
   op.latent = {shape, rope, norm_part(norm), buffer_of(q), q_dim, q_stride, kv_column, kv_stride};
   d.append(op);
-  op = Op();
-  op.kind = OpKind::kAttention;
-  op.attention = {shape};
-  d.append(op);
-  op = Op();
-  op.kind = OpKind::kMerge;
-  op.merge = {shape, kNoId};
-  d.append(op);
+  attend(d, shape, kNoId, true);
 }
 
 void head(Decoder& d, const NormTuple& norm, int matrix, int bias, float scale, float softcap) {
