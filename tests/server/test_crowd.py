@@ -7,13 +7,14 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from spola.server import connections
-from spola.server.options import ServerOptions
+from spola.server.options import ServerOptions, event_loop
 from support.running import TEXT, Running
 from support.serving import ask, serving
 from support.waiting import PATIENCE_S, until
@@ -23,9 +24,14 @@ STREAM = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True}
 WORDY = {**STREAM, "logprobs": 5, "return_token_ids": True, "max_tokens": 250}
 
 
+@pytest.fixture(params=["asyncio", "uvloop"])
+def looped(request: pytest.FixtureRequest) -> ServerOptions:
+    return ServerOptions(new_loop=event_loop(request.param))
+
+
 @pytest.fixture
-def crowded(tmp_path: Path) -> Iterator[Running]:
-    with serving(tmp_path, max_model_len=1024, max_seqs=64) as running:
+def crowded(tmp_path: Path, looped: ServerOptions) -> Iterator[Running]:
+    with serving(tmp_path, server=looped, max_model_len=1024, max_seqs=64) as running:
         yield running
 
 
@@ -106,9 +112,11 @@ def test_fifty_clients_that_never_read(crowded: Running, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("small_buffers")
-def test_a_client_that_reads_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_is_let_go(
+    tmp_path: Path, looped: ServerOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost = noting(monkeypatch, "connection_lost")
-    server = ServerOptions(write_timeout_s=0.3)
+    server = replace(looped, write_timeout_s=0.3)
     with (
         serving(tmp_path, server=server, max_model_len=1024) as running,
         opened(running, WORDY, receive=4096),

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from spola.core.errors import MissingExtraError
+from spola.server.options import event_loop
 from spola.server.serve import bind
 from support.service import tiny_file
 from support.waiting import PATIENCE_S
@@ -59,8 +61,9 @@ def test_an_idle_server_ends_on_a_signal_and_frees_the_port(
         assert "Traceback" not in process.stderr.read()
 
 
-def test_a_running_stream_gets_its_end_before_the_server_goes(model: str) -> None:
-    with server(model) as (process, connection):
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_running_stream_gets_its_end_before_the_server_goes(model: str, loop: str) -> None:
+    with server(model, "--event-loop", loop) as (process, connection):
         body = {"prompt": "a", "stream": True, "max_tokens": 900, "ignore_eos": True}
         connection.request("POST", "/v1/completions", json.dumps(body))
         response = connection.getresponse()
@@ -69,6 +72,12 @@ def test_a_running_stream_gets_its_end_before_the_server_goes(model: str) -> Non
         rest = first + response.read()
         assert rest.rstrip().endswith(b"data: [DONE]") or b'"error"' in rest.splitlines()[-2]
         assert process.wait(PATIENCE_S) == 0
+
+
+def test_an_event_loop_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    with pytest.raises(MissingExtraError, match=r"--event-loop .*spola\[uvloop\]"):
+        event_loop("uvloop")
 
 
 def test_the_trace_is_whole_after_a_signal_and_readable_after_a_kill(model: str, tmp_path: Path) -> None:

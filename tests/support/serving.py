@@ -60,8 +60,12 @@ def serving(
         ready.set()
         await http_server.serve(sockets=[listener])
 
+    def run() -> None:
+        with asyncio.Runner(loop_factory=state.options.new_loop) as runner:
+            runner.run(main())
+
     with bind("127.0.0.1", 0) as listener:
-        thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         assert ready.wait(PATIENCE_S)
         try:

@@ -36,7 +36,7 @@ PLAIN = frozenset(
     }
     | {"--svg", "--once", "--number"}
     | {"--strict", "--cors-origin", "--drain-timeout", "--request-timeout", "--log-format"}
-    | {"--otlp-traces-endpoint"}
+    | {"--otlp-traces-endpoint", "--event-loop"}
 )
 
 

@@ -40,6 +40,7 @@ from spola.runtime.service import Service
 from spola.runtime.turns import Turns
 from spola.server.app import create_app
 from spola.server.connections import protocol
+from spola.server.options import event_loop
 from spola.server.serve import bind
 from spola.server.state import State
 
@@ -166,7 +167,7 @@ def share(readings: list[Reading]) -> dict[str, float]:
 
 @contextmanager
 def serving(
-    model: str, options: Options, pretend_s: float | None = None
+    model: str, options: Options, pretend_s: float | None = None, loop: str = "asyncio"
 ) -> Iterator[tuple[str, Service, Timed]]:
     """A server in a thread of this process, its URL, and the clock around its native call."""
     service = build_service(model, options, turn=Turns())  # as serve does
@@ -188,7 +189,12 @@ def serving(
         await server.serve(sockets=[listener])
 
     with bind("127.0.0.1", 0) as listener:
-        thread = threading.Thread(target=lambda: asyncio.run(main()), name="server")
+
+        def run() -> None:
+            with asyncio.Runner(loop_factory=event_loop(loop)) as runner:
+                runner.run(main())
+
+        thread = threading.Thread(target=run, name="server")
         thread.start()
         ready.wait()
         try:
@@ -235,12 +241,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--pretend", type=float, metavar="MS")
+    parser.add_argument("--event-loop", choices=("asyncio", "uvloop"), default="asyncio")
     asked = parser.parse_args()
     options = Options(max_seqs=asked.streams, max_model_len=1024, threads=asked.threads, kv_memory=1 << 30)
     pretend_s = None if asked.pretend is None else asked.pretend / 1e3
     rows: list[dict[str, float]] = []
     with (
-        serving(asked.model, options, pretend_s) as (url, service, timed),
+        serving(asked.model, options, pretend_s, asked.event_loop) as (url, service, timed),
         nullcontext()
         if pretend_s is not None
         else LLM(

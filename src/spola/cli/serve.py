@@ -36,7 +36,7 @@ from spola.runtime.sharing import plan_of_all, share_memory
 from spola.runtime.turns import Turns
 from spola.server.keys import read_keys
 from spola.server.log import Log, LogFormat, logger
-from spola.server.options import ServerOptions
+from spola.server.options import ServerOptions, event_loop
 from spola.server.serve import bind, check_host, serve
 from spola.server.shelf import Book, Shelf
 from spola.server.spans import Spans
@@ -105,6 +105,13 @@ _SERVER: tuple[_Decorator, ...] = (
         "--otlp-traces-endpoint",
         metavar="URL",
         help="Send an OpenTelemetry span for each request there (OTLP over HTTP); needs spola[otel].",
+    ),
+    click.option(
+        "--event-loop",
+        type=click.Choice(("asyncio", "uvloop")),
+        default="asyncio",
+        show_default=True,
+        help="What waits for connections: Python's own, or the cheaper uvloop; needs spola[uvloop].",
     ),
 )
 
@@ -268,6 +275,7 @@ def _read_server(given: dict[str, Any], host: str) -> ServerOptions:
     keys = read_keys(given.pop("keys"), flags.read("SPOLA_API_KEY"))
     check_host(host, keys=bool(keys), no_auth=given.pop("no_auth"))
     endpoint = given.pop("otlp_traces_endpoint")
+    new_loop = event_loop(given.pop("event_loop"))
     spans = None if endpoint is None else Spans.to(endpoint)
     with as_usage():
         return ServerOptions(
@@ -279,6 +287,7 @@ def _read_server(given: dict[str, Any], host: str) -> ServerOptions:
             queue_timeout_s=given.pop("queue_timeout"),
             request_timeout_s=given.pop("request_timeout"),
             drain_s=given.pop("drain_timeout"),
+            new_loop=new_loop,
         )
 
 

@@ -12,7 +12,7 @@ import socket
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -47,8 +47,8 @@ class _Bounded(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        super().connection_made(transport)
+        # Not of asyncio's class with another event loop.
+        super().connection_made(cast(asyncio.Transport, transport))
         _probe_when_silent(transport.get_extra_info("socket"))
         self._wait_for_more()
 

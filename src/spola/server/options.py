@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spola.core.errors import ConfigError
+from spola.core.errors import ConfigError, MissingExtraError
 from spola.server.keys import KeyRing
 from spola.server.spans import Spans
 
-__all__ = ["ServerOptions"]
+__all__ = ["NewLoop", "ServerOptions", "event_loop"]
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +23,14 @@ class ServerOptions:
     that run; more get 429. ``queue_timeout_s``: how long one may wait for its turn, ``request_timeout_s``:
     until its end; then 503. ``drain_s``: how long running answers may go on after a signal.
     ``cors_origins``: web pages of these may call; ``*`` is every one. ``spans``: where requests are traced.
+    ``new_loop`` makes the event loop.
     """
 
     strict: bool = False
     keys: KeyRing = field(default_factory=KeyRing)
     cors_origins: tuple[str, ...] = ()
     spans: Spans | None = None
+    new_loop: NewLoop = asyncio.new_event_loop
     max_queue: int = 512
     queue_timeout_s: float | None = None
     request_timeout_s: float | None = None
@@ -44,3 +50,15 @@ class ServerOptions:
                 raise ConfigError(
                     f"--cors-origin {origin!r}: write scheme and host, as https://chat.example.org, or *"
                 )
+
+
+def event_loop(name: str) -> NewLoop:
+    """What makes an event loop of Python's ``asyncio`` or of ``uvloop``. Raises MissingExtraError."""
+    if name == "asyncio":
+        return asyncio.new_event_loop
+    try:
+        import uvloop
+    except ImportError:
+        raise MissingExtraError("--event-loop uvloop needs uvloop: pip install 'spola[uvloop]'") from None
+    made: NewLoop = uvloop.new_event_loop
+    return made

@@ -92,7 +92,9 @@ def serve(
     """
     _allow_many_connections()
     _share_arenas()
-    return asyncio.run(_Running(listener, State(models, options), build, ready, say).run())
+    state = State(models, options)
+    with asyncio.Runner(loop_factory=state.options.new_loop) as runner:
+        return runner.run(_Running(listener, state, build, ready, say).run())
 
 
 def _allow_many_connections() -> None:
