@@ -58,7 +58,7 @@ def test_another_build_is_compared_anew(checked, monkeypatch: pytest.MonkeyPatch
     wrong.add("fast")
     assert probe.requested_isa() == "middling"
     wrong.clear()
-    monkeypatch.setattr(probe, "_build", lambda: "new")
+    monkeypatch.setattr(probe, "native_build", lambda: "new")
     assert probe.requested_isa() == "fast"
     assert calls == ["fast", "middling", "fast"]
 
