@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spola.load.cache import cache_folder, write_atomically
-from spola.runtime import bandwidth
+from spola.runtime import bandwidth, contention
 from spola.runtime.contention import Contention
 from spola.runtime.machine import probe
 
@@ -70,7 +70,7 @@ def test_others_that_never_stop_do_not_make_it_measure_for_ever(
 ) -> None:
     machine = probe()
     monkeypatch.setattr(bandwidth, "watch", others(1.5))
-    monkeypatch.setattr(bandwidth, "is_quiet_now", lambda: False)
+    monkeypatch.setattr(contention, "is_quiet_now", lambda: False)
     rates = iter([3e9, 5e9, 4e9, 2e9, 1e9, 9e9])
     monkeypatch.setattr(bandwidth, "measure", lambda size, threads: next(rates))
     assert [bandwidth.read_bandwidth(machine, 2) for _ in range(7)] == [3e9, 5e9, 5e9, 5e9, 5e9, 5e9, 5e9]

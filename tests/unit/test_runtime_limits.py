@@ -64,11 +64,11 @@ def test_others_that_never_stop_do_not_make_it_measure_for_ever(
     found: list[Limits], machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found += [BUSY] * 6
-    monkeypatch.setattr(limits, "is_quiet_now", lambda: False)
+    monkeypatch.setattr(contention, "is_quiet_now", lambda: False)
     for _ in range(8):
         known_limits(machine, 2)
     assert len(found) == 1
-    monkeypatch.setattr(limits, "is_quiet_now", lambda: True)
+    monkeypatch.setattr(contention, "is_quiet_now", lambda: True)
     found[:] = [QUIET]
     assert known_limits(machine, 2)[0].read == QUIET.read
 

@@ -52,7 +52,6 @@ class Choice:
     id: int
     index: int
     stream: TextStream
-    push: Callable[[Iterable[int]], str]  # the way into ``stream``
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -63,6 +62,17 @@ class Choice:
     summary: Summary | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     vector: bytes | None = None  # f32[hidden], of an embed request
+    _push: Callable[[Iterable[int]], str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._push = self.stream.way
+
+    def gain(self, ids: Sequence[int]) -> str:
+        """Tokens that are all text, and do not end the choice: what they add to ``text``."""
+        text = self._push(ids)
+        self.token_ids += ids
+        self.text += text
+        return text
 
 
 class Job:
@@ -85,9 +95,7 @@ class Job:
         self.params = params
         self.trace: StepTrace | None = None
         self.choices = [
-            Choice(id, index, stream, stream.way)
-            for index, id in enumerate(ids)
-            for stream in (self._stream(params, tokenizer, visible),)
+            Choice(id, index, self._stream(params, tokenizer, visible)) for index, id in enumerate(ids)
         ]
         self._by_id = {choice.id: choice for choice in self.choices}
         self._left = len(self.choices)
@@ -127,10 +135,7 @@ class Job:
         if not (mail.finish_reason or mail.logprobs or mail.prompt_logprobs or mail.vector):
             # As nearly always: only ids.
             ids = mail.ids
-            text = choice.push(ids)
-            choice.token_ids += ids
-            choice.text += text
-            return Delta(choice.index, text, ids, cut=choice.stream.stopped)
+            return Delta(choice.index, choice.gain(ids), ids, cut=choice.stream.stopped)
         shown = mail.ids[:-1] if mail.stop_id is not None else mail.ids
         text = choice.stream.push(shown)
         choice.token_ids += mail.ids

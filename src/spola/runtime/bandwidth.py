@@ -13,7 +13,7 @@ import msgspec
 
 from spola.core.errors import CapacityError
 from spola.load.cache import cache_folder, write_atomically
-from spola.runtime.contention import TRIES, is_quiet, is_quiet_now, watch
+from spola.runtime.contention import believed, watch
 from spola.runtime.machine import Machine
 
 __all__ = ["cached", "measure", "read_bandwidth"]
@@ -30,11 +30,6 @@ class _Kept(msgspec.Struct):
     others: float = 0.0
     tries: int = 1
 
-    @property
-    def believed(self) -> bool:
-        """Whether to take it as it is: others have not been seen, or have not stopped yet."""
-        return is_quiet(self.others) or (self.tries >= TRIES and not is_quiet_now())
-
 
 def read_bandwidth(machine: Machine, threads: int, arena: int = 0, at_least: float = 0.0) -> float | None:
     """Bytes per second: the kept figure of this machine and thread count, else measured now and kept.
@@ -45,7 +40,7 @@ def read_bandwidth(machine: Machine, threads: int, arena: int = 0, at_least: flo
     """
     table = _read()
     known = table.get(_key(machine, threads))
-    if known is not None and known.read >= at_least and known.believed:
+    if known is not None and known.read >= at_least and believed(known.others, known.tries):
         return known.read
     size = max(arena, MIN_BUFFER)
     if size > machine.memory_available // 2:

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["TRIES", "Contention", "is_quiet", "is_quiet_now", "watch"]
+__all__ = ["Contention", "believed", "is_quiet", "watch"]
 
-TRIES = 5  # measurements beside others before the best of them is believed, until a moment is found without
+_TRIES = 5  # measurements beside others before the best of them is believed, until a moment is found without
 _GLANCE_S = 0.1
 _LEAST = 0.15  # processors: what the system itself takes, and the steps in which times are counted
 _SHARE = 0.05  # of all processors
@@ -33,6 +33,13 @@ class Contention:
 def is_quiet(others: float) -> bool:
     """Whether ``others`` processors are so few that they change no figure."""
     return others <= max(_LEAST, _SHARE * (os.cpu_count() or 1))
+
+
+def believed(others: float, tries: int) -> bool:
+    """Whether to take a figure as it is that ``tries`` measurements gave beside ``others`` processors' work:
+    others have not been seen, or have not stopped yet.
+    """
+    return is_quiet(others) or (tries >= _TRIES and not is_quiet_now())
 
 
 def is_quiet_now() -> bool:

@@ -23,7 +23,7 @@ import msgspec
 
 from spola.core.errors import CapacityError, ConfigError
 from spola.load.cache import cache_folder, write_atomically
-from spola.runtime.contention import TRIES, is_quiet, is_quiet_now, watch
+from spola.runtime.contention import believed, is_quiet, watch
 from spola.runtime.machine import Machine
 
 __all__ = [
@@ -98,11 +98,6 @@ class _Kept(msgspec.Struct):
     rates: dict[str, dict[int, float]] = {}
     others: float = 0.0
     tries: int = 1
-
-    @property
-    def believed(self) -> bool:
-        """Whether to take it as it is: others have not been seen, or have not stopped yet."""
-        return is_quiet(self.others) or (self.tries >= TRIES and not is_quiet_now())
 
     def limits(self) -> Limits:
         return Limits(self.isa, self.read, self.peak, self.caches, self.others)
@@ -181,7 +176,7 @@ def known_limits(
             f"measuring the memory takes a buffer of {LEAST_BUFFER >> 20} MB, and half of the "
             f"{machine.memory_available >> 20} MB that are free is less: name the machine with --hardware"
         )
-    again = kept is None or (room and (fresh or not kept.believed))
+    again = kept is None or (room and (fresh or not believed(kept.others, kept.tries)))
     if kept is None or again:
         kept = _joined(kept, measure_limits(threads), fresh=fresh)
     missing = sorted(set(types) if again else set(types) - kept.rates.keys())

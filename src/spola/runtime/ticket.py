@@ -72,9 +72,7 @@ class Ticket:
             return False
         index, choice, lane = found
         ids = event.ids
-        text = choice.push(ids)
-        choice.token_ids += ids
-        choice.text += text
+        text = choice.gain(ids)
         self._last_s = now
         try:
             if lane(text):
