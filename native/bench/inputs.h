@@ -43,9 +43,7 @@ struct Inputs {
   void group(const spola::Kernels& kernels, int m, std::vector<uint8_t>* groups, spola::Activations* a) const {
     if (kernels.groups == 0 || m <= kernels.rows) return;
     groups->resize(spola::grouped_bytes(static_cast<size_t>(m), static_cast<size_t>(act.k)));
-    for (int r = 0; r < m; ++r) spola::put_into_group(act, r, m, kernels.rows, groups->data());
-    a->groups = groups->data();
-    a->grouped = m;
+    spola::put_into_groups(*a, m, kernels.rows, groups->data());
   }
 
   std::vector<float> f;

@@ -92,7 +92,7 @@ void LinearPair::split() {
 
 ManyPair::ManyPair(const spola::Kernels& kernels, const Kernels& free, GgmlType type, const Shape& shape,
                    int rows)
-    : kernels_(kernels), in_(rows, shape.cols), rows_(rows) {
+    : kernels_(kernels), in_(rows, shape.cols), ours_(in_.act), free_rows_(in_.act), rows_(rows) {
   const Scheme scheme = scheme_of(type, false);
   kernel_ = kernels.tile[static_cast<int>(scheme)][static_cast<int>(ActFormat::kA8)];
   free_ = scheme == Scheme::kU4S ? free.many_u4s : free.many_u4sm;
@@ -102,37 +102,27 @@ ManyPair::ManyPair(const spola::Kernels& kernels, const Kernels& free, GgmlType 
   bench::fill_tiles(type, scheme, shape.cols, tiles, weights_.data());
   groups_.resize(grouped_bytes(static_cast<size_t>(rows), static_cast<size_t>(shape.cols)));
   free_groups_.resize(groups_.size());
-  for (int r = 0; r < rows; ++r) {
-    put_into_group(in_.act, r, rows, kernels.rows, groups_.data());
-    put_into_group(in_.act, r, rows, kManyRows, free_groups_.data());
-  }
+  put_into_groups(ours_, rows, kernels.rows, groups_.data());
+  put_into_groups(free_rows_, rows, kManyRows, free_groups_.data());
   result_.resize(static_cast<size_t>(tiles * rows * kTileRows));
 }
 
 void ManyPair::ours() {
-  Activations a = in_.act;
-  a.groups = groups_.data();
-  a.grouped = rows_;
-  float* out = result_.data();
-  for (size_t at = 0; at < weights_.size(); at += tile_bytes_) {
-    a.next = at + 2 * tile_bytes_ <= weights_.size() ? weights_.data() + at + tile_bytes_ : nullptr;
-    for (int row = 0, n = 0; row < rows_; row += n, a.next = nullptr, out += n * kTileRows) {
-      n = rows_of_call(a, kernels_, row, rows_);
-      kernel_(weights_.data() + at, a, row, n, out);
-    }
-  }
+  run(kernel_, ours_, [&](int row) { return rows_of_call(ours_, kernels_, row, rows_); });
 }
 
 void ManyPair::free() {
-  Activations a = in_.act;
-  a.groups = free_groups_.data();
-  a.grouped = rows_;
+  run(free_, free_rows_, [&](int row) { return std::min(rows_ - row, kMaxCallRows); });
+}
+
+template <class RowsOf>
+void ManyPair::run(TileKernel kernel, Activations a, const RowsOf& rows_of) {
   float* out = result_.data();
   for (size_t at = 0; at < weights_.size(); at += tile_bytes_) {
     a.next = at + 2 * tile_bytes_ <= weights_.size() ? weights_.data() + at + tile_bytes_ : nullptr;
     for (int row = 0, n = 0; row < rows_; row += n, a.next = nullptr, out += n * kTileRows) {
-      n = std::min(rows_ - row, kMaxCallRows);
-      free_(weights_.data() + at, a, row, n, out);
+      n = rows_of(row);
+      kernel(weights_.data() + at, a, row, n, out);
     }
   }
 }

@@ -65,9 +65,13 @@ class ManyPair {
   const std::vector<float>& result() const { return result_; }
 
  private:
+  template <class RowsOf>
+  void run(TileKernel kernel, Activations a, const RowsOf& rows_of);
+
   const spola::Kernels& kernels_;
   TileKernel kernel_, free_;
   bench::Inputs in_;
+  Activations ours_, free_rows_;  // of in_, in groups
   int rows_;
   size_t tile_bytes_;
   std::vector<uint8_t> groups_, free_groups_;

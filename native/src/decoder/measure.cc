@@ -48,9 +48,7 @@ struct Rows {
     a.d16 = d16.data();
     if (format != ActFormat::kA8 || kernels.groups == 0 || m <= kernels.rows) return;
     groups.resize(grouped_bytes(static_cast<size_t>(m), static_cast<size_t>(k)));
-    for (int r = 0; r < m; ++r) put_into_group(a, r, m, kernels.rows, groups.data());
-    a.groups = groups.data();
-    a.grouped = m;
+    put_into_groups(a, m, kernels.rows, groups.data());
   }
 };
 

@@ -112,9 +112,7 @@ bool groups_agree(const Kernels& kernels, TileKernel kernel, const std::vector<u
                   const Inputs& in, int rows, const std::vector<float>& want) {
   std::vector<uint8_t> groups(grouped_bytes(static_cast<size_t>(rows), kColumns));
   Activations a = in.a;
-  for (int r = 0; r < rows; ++r) put_into_group(in.a, r, rows, kernels.rows, groups.data());
-  a.groups = groups.data();
-  a.grouped = rows;
+  put_into_groups(a, rows, kernels.rows, groups.data());
   std::vector<float> got(want.size());
   for (int row = 0, n = 0; row < rows; row += n) {
     n = rows_of_call(a, kernels, row, rows);

@@ -31,4 +31,10 @@ void put_into_group(const Activations& a, int row, int rows, int most, uint8_t* 
   }
 }
 
+void put_into_groups(Activations& a, int rows, int most, uint8_t* to) {
+  for (int r = 0; r < rows; ++r) put_into_group(a, r, rows, most, to);
+  a.groups = to;
+  a.grouped = rows;
+}
+
 }  // namespace spola

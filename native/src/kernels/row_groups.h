@@ -54,4 +54,7 @@ inline size_t grouped_bytes(size_t rows, size_t k) { return rows * (k / kBlock) 
 // `rows` rows begin, of at most `most` rows each.
 void put_into_group(const Activations& a, int row, int rows, int most, uint8_t* to);
 
+// The first `rows` rows of `a` in groups at `to`, and `a` with them.
+void put_into_groups(Activations& a, int rows, int most, uint8_t* to);
+
 }  // namespace spola
