@@ -115,21 +115,21 @@ void check_copies() {
 // Every segment of every row and KV head is computed once, into a record of its own.
 void check_plan(int workers, int window, int spare, check::Random& random) {
   const KvShape shape{1, 1 + random.below(3), 8, 8, window, KvType::kF16, KvType::kF16};
-  std::vector<SliceIn> slices(static_cast<size_t>(1 + random.below(5)));
+  std::vector<RowSpan> spans(static_cast<size_t>(1 + random.below(5)));
   int rows = 0;
-  for (SliceIn& s : slices) {
-    s.start = random.below(3) == 0 ? 0 : random.below(1500);
-    s.n = random.below(2) == 0 ? 1 : 1 + random.below(300);
-    rows += s.n;
+  for (RowSpan& s : spans) {
+    s.position = random.below(3) == 0 ? 0 : random.below(1500);
+    s.rows = random.below(2) == 0 ? 1 : 1 + random.below(300);
+    rows += s.rows;
   }
   AttentionPlan plan;
-  plan_attention(slices, shape, workers, spare, &plan);
+  plan_attention(spans, shape, workers, spare, &plan);
   CHECK(int(plan.record.size()) == rows && int(plan.parts.size()) == rows);
   std::map<std::pair<int, int>, std::set<int>> segments;  // (row, head) -> segments
   std::map<std::pair<int, int>, std::set<int>> records;   // (row, head) -> records
   std::vector<int> position;
-  for (const SliceIn& s : slices) {
-    for (int i = 0; i < s.n; ++i) position.push_back(s.start + i);
+  for (const RowSpan& s : spans) {
+    for (int i = 0; i < s.rows; ++i) position.push_back(s.position + i);
   }
   for (const AttentionItem& item : plan.items) {
     for (int r = 0; r < item.rows; ++r) {

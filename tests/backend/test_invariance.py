@@ -91,6 +91,24 @@ def test_scores_and_vectors_in_any_chunks(bench) -> None:
     assert np.abs(last - prefix).max() > 0.01
 
 
+def test_wanting_few_rows_or_all_changes_nothing(bench) -> None:
+    """Slices of one step want their last row, every row or none (what is not wanted may be left out)."""
+    kinds = ("sample", "logits", "embed_last", "score", "embed_mean", "sample", "embed_last")
+    jobs = [Job(PROMPTS[4 + i % 3], 4, want=kind) for i, kind in enumerate(kinds)]  # type: ignore[arg-type]
+    alone = [bench.load(TINY).alone(job) for job in jobs]
+    driver = bench.load(TINY, seed=3)
+    tolerance = {"rtol": 0, "atol": 0} if bench.exact else {"rtol": 1e-2, "atol": 2e-3}
+    for chunk in (64, 512):
+        for got, want in zip(driver.run(jobs, chunk), alone, strict=True):
+            same(bench, got, want)
+            np.testing.assert_allclose(got.logits, want.logits, **tolerance)
+            if want.vector is not None:
+                np.testing.assert_allclose(got.vector, want.vector, **tolerance)
+    every = driver.alone(Job(PROMPTS[4], want="logits")).logits
+    first = driver.alone(Job(PROMPTS[4], 1)).logprobs[0].top[0]
+    assert first[0] == int(np.argmax(every[-1]))
+
+
 def test_scores_are_the_log_softmax_of_the_logits(bench) -> None:
     driver = bench.load(TINY)
     logits = np.array(driver.alone(Job(PROMPTS[4], want="logits")).logits, np.float64)

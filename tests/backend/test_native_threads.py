@@ -178,3 +178,18 @@ def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SPOLA_ISA", "avx1024")
     with pytest.raises(ConfigError, match="SPOLA_ISA='avx1024'"):
         load()
+
+
+def test_rows_that_nobody_wants_leave_after_the_last_kv_write() -> None:
+    """Of 90 rows one is wanted, all, or (of an earlier chunk) none: counted in stages that go row by row."""
+
+    def rows_done(prompt: list[int], chunk: int, want: str) -> int:
+        driver = load(threads=1)
+        driver.alone(Job(prompt, 1, want=want), chunk)  # type: ignore[arg-type]
+        return sum(worker["rows"] for worker in driver.runner._decoder.counters())
+
+    prompt = TOKENS[:90]
+    every, last = rows_done(prompt, 512, "logits"), rows_done(prompt, 512, "sample")
+    later = 3  # merge and prepare, prepare, prepare: the stages by row that follow in the last layer
+    assert every - last == later * 89
+    assert rows_done(prompt, 45, "sample") == last

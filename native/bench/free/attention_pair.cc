@@ -30,7 +30,9 @@ AttentionPair::AttentionPair(const spola::Kernels& kernels, const Kernels& free,
       head_floats_(static_cast<size_t>(of.dim) + 2),
       record_floats_(head_floats_ * static_cast<size_t>(of.heads / of.kv_heads)) {
   int blocks = 0;
+  std::vector<RowSpan> spans;
   for (const auto& [start, n] : of.slices) {
+    spans.push_back({start, n});
     SliceIn slice;
     slice.start = start;
     slice.n = n;
@@ -61,7 +63,7 @@ AttentionPair::AttentionPair(const spola::Kernels& kernels, const Kernels& free,
   const WorkspaceShape room{rows_.count, 1, pool.size(), of.heads * of.dim, kTileRows};
   work_ = std::make_unique<Workspace>(room, program_, std::vector<KvShape>{shape_}, true);
   rows_.attention.resize(1);
-  plan_attention(slices_, shape_, pool.size(), Workspace::kSpareRecords, &rows_.attention[0]);
+  plan_attention(spans, shape_, pool.size(), Workspace::kSpareRecords, &rows_.attention[0]);
   of.slices[0].second == 1 ? plan_decode() : plan_prefill();
   records_.resize(record_floats_ * pieces_.size() * (of.slices[0].second == 1 ? 1 : kQueryRows));
   result_.resize(static_cast<size_t>(rows_.count) * static_cast<size_t>(of.heads * of.dim));

@@ -13,15 +13,15 @@ struct Group {
 
 // Rows whose positions lie in one aligned run of `run`, and whose windows begin in the same block: every
 // row of a group then has a valid position in every block that the group visits.
-std::vector<Group> row_groups(const std::vector<SliceIn>& slices, const KvShape& shape, int run) {
+std::vector<Group> row_groups(const std::vector<RowSpan>& spans, const KvShape& shape, int run) {
   std::vector<Group> groups;
   int row = 0;
-  for (size_t s = 0; s < slices.size(); ++s) {
-    for (int i = 0; i < slices[s].n;) {
-      const int position = slices[s].start + i;
+  for (size_t s = 0; s < spans.size(); ++s) {
+    for (int i = 0; i < spans[s].rows;) {
+      const int position = spans[s].position + i;
       const int block = first_visible(shape, position) / kBlock;
       int rows = 1;
-      while (i + rows < slices[s].n && (position + rows) % run != 0 &&
+      while (i + rows < spans[s].rows && (position + rows) % run != 0 &&
              first_visible(shape, position + rows) / kBlock == block) {
         ++rows;
       }
@@ -37,9 +37,9 @@ std::vector<Group> row_groups(const std::vector<SliceIn>& slices, const KvShape&
 }
 
 // Long runs read K and V less often; short ones leave enough items to share out evenly.
-int run_length(const std::vector<SliceIn>& slices, const KvShape& shape, int workers) {
+int run_length(const std::vector<RowSpan>& spans, const KvShape& shape, int workers) {
   int64_t rows = 0;
-  for (const SliceIn& s : slices) rows += s.n;
+  for (const RowSpan& s : spans) rows += s.rows;
   int run = kQueryRows;
   while (workers > 1 && run > 4 && rows * shape.heads < int64_t{4} * workers * run) run /= 2;
   return run;
@@ -47,9 +47,9 @@ int run_length(const std::vector<SliceIn>& slices, const KvShape& shape, int wor
 
 }  // namespace
 
-void plan_attention(const std::vector<SliceIn>& slices, const KvShape& shape, int workers, int spare_records,
+void plan_attention(const std::vector<RowSpan>& spans, const KvShape& shape, int workers, int spare_records,
                     AttentionPlan* plan) {
-  const std::vector<Group> groups = row_groups(slices, shape, run_length(slices, shape, workers));
+  const std::vector<Group> groups = row_groups(spans, shape, run_length(spans, shape, workers));
   int64_t total = 0;
   for (const Group& g : groups) total += g.cost * shape.heads;
   plan->items.clear();

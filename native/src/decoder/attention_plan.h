@@ -7,9 +7,14 @@
 #include <vector>
 
 #include "decoder/kv_pool.h"
-#include "decoder/step.h"
 
 namespace spola {
+
+// Neighbouring rows of one slice.
+struct RowSpan {
+  int position;  // of the first
+  int rows;
+};
 
 // Up to kQueryRows rows of one slice, against `segments` segments, for one KV head.
 struct AttentionItem {
@@ -35,8 +40,9 @@ inline int first_visible(const KvShape& shape, int position) {
   return shape.window > 0 && position >= shape.window ? position - shape.window + 1 : 0;
 }
 
-// `group` selects the block tables. At most rows + spare_records records are used.
-void plan_attention(const std::vector<SliceIn>& slices, const KvShape& shape, int workers, int spare_records,
+// `spans` has one entry per slice, its rows side by side in the step. At most rows + spare_records records are
+// used.
+void plan_attention(const std::vector<RowSpan>& spans, const KvShape& shape, int workers, int spare_records,
                     AttentionPlan* plan);
 
 }  // namespace spola

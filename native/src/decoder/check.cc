@@ -1,5 +1,6 @@
 // What a decoder refuses: programs that do not fit their tensors, and steps that break the contract.
 
+#include <algorithm>
 #include <stdexcept>
 #include <unordered_map>
 #include <unordered_set>
@@ -282,6 +283,8 @@ void Decoder::check_op(const Op& op) const {
 
 // Follows the width of the activations from op to op.
 void Decoder::check_program() const {
+  const auto stores = [](const Op& op) { return op.kind == OpKind::kRopeKv || op.kind == OpKind::kLatent; };
+  if (std::none_of(program_.ops.begin(), program_.ops.end(), stores)) refuse("the program stores no K and V");
   int width = 0;
   uint32_t formats = 0;
   for (const Op& op : program_.ops) {

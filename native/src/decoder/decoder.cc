@@ -15,6 +15,13 @@ const Kernels* pick_kernels(const std::string& isa) {
   return kernels;
 }
 
+// The ops from `first` to `last`, after which the next stage begins.
+void add_stage(Schedule& schedule, const Op*& first, const Op* last) {
+  schedule.stages.push_back({first, last + 1});
+  if (last->kind == OpKind::kRopeKv || last->kind == OpKind::kLatent) schedule.storing = schedule.stages.size();
+  first = last + 1;
+}
+
 int checked_threads(int threads) {
   if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must be between 1 and 1024");
   return threads;
@@ -77,9 +84,9 @@ void Decoder::lay_out_stages() {
   const Op* end = ops.data() + ops.size();
   for (const Op* op = first; op != end; ++op) {
     const bool last = op + 1 == end;
-    if (op->barrier || last) program_.stages.push_back({first, op + 1}), first = op + 1;
+    if (op->barrier || last) add_stage(program_.together, first, op);
     if (op->own || !(op->barrier || last || (op + 1)->own)) continue;
-    program_.stages_alone.push_back({first_alone, op + 1}), first_alone = op + 1;
+    add_stage(program_.alone, first_alone, op);
   }
 }
 
@@ -131,19 +138,22 @@ void Decoder::finish() {
   for (const KvPool& pool : kv_) shapes.push_back(pool.shape());
   work_ = std::make_unique<Workspace>(shape, program_, shapes, config_.huge_pages);
   samplers_.assign(pool_.size(), Sampler(kernels_, config_.vocab));
-  rows_.bad.reset(new std::atomic<bool>[config_.max_step_tokens]);
+  bad_.reset(new std::atomic<bool>[config_.max_step_tokens]);
   size_t slots = 0, experts = 0;
   for (const Op& op : program_.ops) {
     if (op.kind != OpKind::kRoute) continue;
     slots = std::max(slots, static_cast<size_t>(op.route.used) * config_.max_step_tokens);
     experts = std::max(experts, static_cast<size_t>(op.route.experts));
   }
-  Routing& routing = rows_.routing;
-  for (auto* of_slot : {&routing.expert, &routing.slot, &routing.row_of_slot}) of_slot->resize(slots);
-  routing.weight.resize(slots);
-  routing.begin.resize(experts + 1);
-  rows_.block.resize(kv_.size());
-  rows_.attention.resize(kv_.size());
+  for (StepRows* rows : {&rows_, &wanted_}) {
+    Routing& routing = rows->routing;
+    for (auto* of_slot : {&routing.expert, &routing.slot, &routing.row_of_slot}) of_slot->resize(slots);
+    routing.weight.resize(slots);
+    routing.begin.resize(experts + 1);
+    rows->bad = bad_.get();
+    rows->block.resize(kv_.size());
+    rows->attention.resize(kv_.size());
+  }
 }
 
 MemoryUse Decoder::memory() const {
@@ -269,34 +279,6 @@ std::vector<Decoder::Run> Decoder::begin_runs(const StepIn& step) {
   return runs;
 }
 
-void Decoder::lay_out_rows(const std::vector<SliceIn>& slices) {
-  rows_.token.clear();
-  rows_.adapter.clear();
-  rows_.adapted = false;
-  rows_.position.clear();
-  for (auto& blocks : rows_.block) blocks.clear();
-  for (const SliceIn& slice : slices) {
-    const int number = requests_.find(slice.id)->second.adapter;
-    const Adapter* adapter = number < 0 ? nullptr : adapters_[number].get();
-    rows_.adapter.insert(rows_.adapter.end(), static_cast<size_t>(slice.n), adapter);
-    rows_.adapted |= adapter != nullptr;
-    for (int i = 0; i < slice.n; ++i) {
-      const int32_t id = slice.ids[i];
-      rows_.token.push_back(id < 0 || id >= config_.vocab ? 0 : id);  // such a slice has an error already
-      rows_.position.push_back(slice.start + i);
-      for (size_t g = 0; g < kv_.size(); ++g) {
-        rows_.block[g].push_back(slice.tables[g].blocks[(slice.start + i) / kBlock]);
-      }
-    }
-  }
-  rows_.count = static_cast<int>(rows_.token.size());
-  for (int r = 0; r < rows_.count; ++r) rows_.bad[r].store(false, std::memory_order_relaxed);
-  if (rows_.count == 0) return;
-  for (size_t g = 0; g < kv_.size(); ++g) {
-    plan_attention(slices, kv_[g].shape(), pool_.size(), Workspace::kSpareRecords, &rows_.attention[g]);
-  }
-}
-
 // Where the worker goes on reading weights after a linear op.
 const uint8_t* Decoder::weights_after(const Op& op, const OpContext& c, int worker) const {
   const Op* next = &op + 1;
@@ -306,42 +288,37 @@ const uint8_t* Decoder::weights_after(const Op& op, const OpContext& c, int work
 }
 
 void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
-  HeadRows heads, vectors;
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const SliceIn& slice = *runs[i].in;
-    const bool embeds =
-        runs[i].request->want == Want::kEmbedLast || runs[i].request->want == Want::kEmbedMean;
-    const int first = slice.n - (embeds ? slice.n : slice.n_head);
-    for (int j = first; j < slice.n; ++j) {
-      (embeds ? vectors : heads).push_back({static_cast<int>(i), runs[i].row + j, j - first});
-    }
-  }
+  const Ends ends = ends_of(runs);
+  const bool fewer = lay_out_wanted(runs);
   const bool alone = pool_.size() > 1 && rows_.count <= kOwnRows;
-  const std::vector<Stage>& stages = alone ? program_.stages_alone : program_.stages;
-  const int layers = rows_.count > 0 ? static_cast<int>(stages.size()) : 0;
-  const int head = layers + kHeadStages * chunks_of(heads);
-  const int all = head + kVectorStages * chunks_of(vectors);
+  const Schedule& schedule = alone ? program_.alone : program_.together;
+  const std::vector<Stage>& stages = schedule.stages;
+  const int storing = static_cast<int>(schedule.storing);
+  const int layers = fewer && wanted_.count == 0 ? storing : static_cast<int>(stages.size()) + fewer;
+  const int head = layers + kHeadStages * chunks_of(ends.heads);
+  const int all = head + kVectorStages * chunks_of(ends.vectors);
   OpClock clock(&op_seconds_);
   const bool timed = !op_seconds_.empty();
   pool_.run(all, [&](int worker, int stage) {
+    const bool later = fewer && stage >= storing;
+    const Stage* const layer = stage < layers ? &stages[stage - later] : nullptr;
+    const Op* const last = layer ? layer->last - 1 : nullptr;
     if (timed && worker == 0) {
       const size_t ops = program_.ops.size();
-      if (stage < layers) {
-        clock.enter(static_cast<size_t>(stages[stage].last - 1 - program_.ops.data()));
-      } else {
-        clock.enter(ops + (stage < head && (stage - layers) % kHeadStages == kHeadStages - 1));
-      }
+      clock.enter(layer ? static_cast<size_t>(last - program_.ops.data())
+                        : ops + (stage < head && (stage - layers) % kHeadStages == kHeadStages - 1));
     }
-    OpContext c{kernels_, &model_, &kv_,  work_.get(), &pool_, &step.slices,
-                &rows_,   alone,   stage, nullptr,     {}};
-    if (stage < layers) {
-      const Op& last = *(stages[stage].last - 1);
-      if (last.kind == OpKind::kLinear) c.next = weights_after(last, c, worker);
-      run_stage(stages[stage], c, worker);
+    OpContext c{kernels_, &model_, &kv_,  work_.get(), &pool_, &step.slices, later ? &wanted_ : &rows_,
+                alone,    stage,   nullptr, {}};
+    if (later && stage == storing) {
+      claim_all(c, worker, 0, 1, [&](Range) { keep_rows(*last, c, wanted_); });
+    } else if (layer) {
+      if (last->kind == OpKind::kLinear) c.next = weights_after(*last, c, worker);
+      run_stage(*layer, c, worker);
     } else if (stage < head) {
-      run_head(heads, stage - layers, runs, c, worker);
+      run_head(ends.heads, stage - layers, runs, c, worker);
     } else {
-      run_vectors(vectors, stage - head, runs, c, worker);
+      run_vectors(ends.vectors, stage - head, runs, c, worker);
     }
   });
   clock.stop();
@@ -351,7 +328,7 @@ void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
 void Decoder::end_runs(std::vector<Run>& runs) {
   for (Run& run : runs) {
     for (int j = 0; j < run.in->n && run.out.error.empty(); ++j) {
-      if (rows_.bad[run.row + j].load(std::memory_order_relaxed)) {
+      if (bad_[run.row + j].load(std::memory_order_relaxed)) {
         run.out.error =
             "the model gave values that are not finite at position " + std::to_string(run.in->start + j);
       }

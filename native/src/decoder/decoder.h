@@ -106,16 +106,20 @@ class Decoder {
   // A row whose logits or final hidden state is wanted.
   struct HeadRow {
     int run;
-    int row;    // in the step
-    int index;  // in the slice's head rows; for vectors, in the slice
+    int row;     // in the step
+    int wanted;  // among the rows that are wanted
+    int index;   // in the slice's head rows; for vectors, in the slice
   };
   using HeadRows = std::vector<HeadRow>;
+  struct Ends {
+    HeadRows heads, vectors;
+  };
 
   // Head rows whose logits are held at a time.
   struct HeadChunk {
     const HeadRow* rows;
     int count;
-    int32_t of_row[kHeadRows];  // their rows in the step
+    int32_t of_row[kHeadRows];  // which of the wanted rows they are
   };
   static constexpr int kHeadStages = 3, kVectorStages = 2;  // of a chunk
 
@@ -136,7 +140,13 @@ class Decoder {
   void update_requests(const StepIn& step);
   void move_blocks(const StepIn& step);
   std::vector<Run> begin_runs(const StepIn& step);
+  static int wanted_of(const Run& run);
+  static Ends ends_of(const std::vector<Run>& runs);
+  const Adapter* adapter_of(const Request& request) const;
+  void add_rows(StepRows& rows, const Adapter* adapter, int count) const;
+  void plan_rows(StepRows& rows, const std::vector<RowSpan>& spans) const;
   void lay_out_rows(const std::vector<SliceIn>& slices);
+  bool lay_out_wanted(const std::vector<Run>& runs);
   void lay_out_stages();
   const uint8_t* weights_after(const Op& op, const OpContext& c, int worker) const;
   void compute(const StepIn& step, std::vector<Run>& runs);
@@ -166,9 +176,9 @@ class Decoder {
   std::vector<std::pair<int, int>> sites_;           // rows and columns
   std::vector<std::unique_ptr<Adapter>> adapters_;  // null: a free place
   int max_rank_ = 0;                                 // of the program's adapter ops
-  StepRows rows_;
+  StepRows rows_, wanted_;
+  std::unique_ptr<std::atomic<bool>[]> bad_;  // [row of the step]
   OpSeconds op_seconds_;
-  std::vector<int32_t> head_of_row_;  // head rows in flight: their row in the step
 };
 
 }  // namespace spola

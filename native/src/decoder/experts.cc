@@ -86,7 +86,7 @@ void route_row(const RouteOp& op, const OpContext& c, int row, float* scratch) {
   int32_t* chosen = c.rows->routing.expert.data() + static_cast<size_t>(row) * op.used;
   float* weight = c.rows->routing.weight.data() + static_cast<size_t>(row) * op.used;
   if (!std::isfinite(most)) {
-    c.rows->bad[row].store(true, std::memory_order_relaxed);
+    c.rows->spoil(row);
     for (int j = 0; j < op.used; ++j) chosen[j] = j, weight[j] = 0.0f;
     return;
   }

@@ -16,7 +16,7 @@ Decoder::HeadChunk Decoder::chunk(const HeadRows& rows, int index) const {
   HeadChunk out;
   out.rows = rows.data() + begin;
   out.count = std::min(static_cast<int>(rows.size()) - begin, kHeadRows);
-  for (int i = 0; i < out.count; ++i) out.of_row[i] = out.rows[i].row;
+  for (int i = 0; i < out.count; ++i) out.of_row[i] = out.rows[i].wanted;
   return out;
 }
 
@@ -64,7 +64,7 @@ void Decoder::use_logits(const HeadChunk& chunk, std::vector<Run>& runs, Sampler
     if (i > 0 && row.run != chunk.rows[i - 1].run) ++turn;
     if (turn < turns.begin || turn >= turns.end) continue;
     Run& run = runs[row.run];
-    if (run.stopped || !run.out.error.empty() || rows_.bad[row.row].load(std::memory_order_relaxed)) {
+    if (run.stopped || !run.out.error.empty() || bad_[row.row].load(std::memory_order_relaxed)) {
       run.stopped = true;
       continue;
     }
@@ -144,7 +144,7 @@ void Decoder::pool_vectors(const HeadChunk& chunk, std::vector<Run>& runs) {
     Request& request = *run.request;
     const float* x = states + i * hidden;
     for (size_t d = 0; d < hidden; ++d) {
-      if (!std::isfinite(x[d])) rows_.bad[row.row].store(true, std::memory_order_relaxed);
+      if (!std::isfinite(x[d])) bad_[row.row].store(true, std::memory_order_relaxed);
     }
     const bool last = run.in->start + row.index + 1 >= request.total;
     if (request.want == Want::kEmbedLast) {

@@ -231,9 +231,7 @@ void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_
       product(c, part, t, call, out);
       for (int r = 0; r < call.rows; ++r) {
         float* y = out + r * kTileRows;
-        if (!finish_logits(head, *c.kernels, n, y)) {
-          c.rows->bad[of_row[call.row + r]].store(true, std::memory_order_relaxed);
-        }
+        if (!finish_logits(head, *c.kernels, n, y)) c.rows->spoil(of_row[call.row + r]);
         std::copy(y, y + n, c.work->buffer(Buffer::kLogits) + (call.row + r) * width + column);
       }
     }

@@ -9,13 +9,13 @@
 #include "kernels/rope.h"
 
 namespace spola {
-namespace {
 
-// Floats of one row of the qkv buffer.
 size_t qkv_width(const AttentionShape& shape, const KvShape& g) {
   if (g.latent) return static_cast<size_t>(shape.heads) * g.k_dim;
   return static_cast<size_t>(shape.heads + g.heads) * g.k_dim + static_cast<size_t>(g.heads) * g.v_dim;
 }
+
+namespace {
 
 void embed(const EmbedOp& op, const OpContext& c, int worker, Range range) {
   const Matrix& m = c.model->matrix(op.matrix);

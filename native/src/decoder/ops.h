@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <memory>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -29,17 +28,23 @@ struct Routing {
   std::vector<int32_t> next;
 };
 
-// The rows of a step.
+// The rows that ops work on: those of a step or, after the last layer has stored its K and V, those of them
+// that are wanted in the end, which then need no token, position and block any more.
 struct StepRows {
   int count = 0;
+  std::vector<int32_t> of_step;  // ascending: which rows of the step these are; empty: all of them
   std::vector<int32_t> token;
   std::vector<int32_t> position;
-  std::vector<std::vector<int32_t>> block;   // [group][row]: the block the row's K and V go to
-  std::vector<AttentionPlan> attention;      // per group
-  std::unique_ptr<std::atomic<bool>[]> bad;  // a value of the row was not finite
-  std::vector<const Adapter*> adapter;       // of the row's request, or null
-  bool adapted = false;                      // a row has one
+  std::vector<std::vector<int32_t>> block;  // [group][row]: the block the row's K and V go to
+  std::vector<AttentionPlan> attention;     // per group
+  std::atomic<bool>* bad = nullptr;         // [row of the step]: a value of the row was not finite
+  std::vector<const Adapter*> adapter;      // of the row's request, or null
+  bool adapted = false;                     // a row has one
   Routing routing;
+
+  void spoil(int row) const {
+    bad[of_step.empty() ? row : of_step[row]].store(true, std::memory_order_relaxed);
+  }
 };
 
 // Everything ops read and write.
@@ -67,7 +72,13 @@ void claim_all(const OpContext& c, int worker, int part, int count, Do&& work) {
   }
 }
 
+// Floats of one row of the qkv buffer.
+size_t qkv_width(const AttentionShape& shape, const KvShape& g);
+
 void run_stage(const Stage& stage, OpContext& c, int worker);
+// Rows of the residual stream and of the queries of `op`, the last that stored K and V, go to where `wanted` has
+// them. For one worker.
+void keep_rows(const Op& op, const OpContext& c, const StepRows& wanted);
 void run_linear(const LinearOp& op, const OpContext& c, int worker);
 void run_route(const RouteOp& op, const OpContext& c, int worker, Range rows);
 void run_group(const RouteOp& op, const OpContext& c);

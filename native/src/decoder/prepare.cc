@@ -70,7 +70,7 @@ void prepare_rows(const OpContext& c, const ActivationRows& to, const NormPart& 
     if (formats & (1u << static_cast<int>(ActFormat::kA16))) {
       finite &= c.kernels->quantize_a16(x, width, to.q16 + at, to.d16 + r);
     }
-    if (!finite) c.rows->bad[input.row(r)].store(true, std::memory_order_relaxed);
+    if (!finite) c.rows->spoil(input.row(r));
   }
 }
 

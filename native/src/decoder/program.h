@@ -244,11 +244,16 @@ struct Stage {
   const Op* last;  // one beyond
 };
 
+struct Schedule {
+  std::vector<Stage> stages;
+  size_t storing = 0;  // stages up to the last one that stores K and V: whoever is not wanted in the end leaves
+};
+
 struct Program {
   std::vector<Op> ops;
   HeadOp head;
-  std::vector<Stage> stages;
-  std::vector<Stage> stages_alone;  // with ops that are each worker's own
+  Schedule together;
+  Schedule alone;  // with ops that are each worker's own
 };
 
 }  // namespace spola
