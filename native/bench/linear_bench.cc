@@ -17,15 +17,15 @@ namespace {
 constexpr int kMostRows = 64;
 
 // Seconds of one pass over the matrix with m activation rows.
-double pass(const Kernels& kernels, TileKernel kernel, const check::Buffer<uint8_t>& packed, size_t tile,
-            const Activations& a, int m) {
+double pass(const Kernels& kernels, TileKernel kernel, ActFormat format, const check::Buffer<uint8_t>& packed,
+            size_t tile, const Activations& a, int m) {
   float out[kMaxCallRows * kTileRows];
   const auto start = std::chrono::steady_clock::now();
   for (size_t t = 0; t + tile <= packed.size(); t += tile) {
     Activations rows_in = a;
     rows_in.next = t + 2 * tile <= packed.size() ? packed.data() + t + tile : nullptr;
     for (int r = 0, rows = 0; r < m; r += rows, rows_in.next = nullptr) {
-      rows = rows_of_call(a, kernels, r, m);
+      rows = rows_of_call(a, kernels, format, r, m);
       kernel(packed.data() + t, rows_in, r, rows, out);
     }
   }
@@ -69,7 +69,7 @@ void measure(const Kernels& kernels, const blocks::NamedType& type, bool precise
     Activations a = in.act;
     if (format == ActFormat::kA8) in.group(kernels, m, &groups, &a);
     for (int i = 0; i < 12; ++i) {
-      const double t = pass(kernels, kernel, packed, tile, a, m);
+      const double t = pass(kernels, kernel, format, packed, tile, a, m);
       if (t < best) best = t;
     }
     const double macs = double(n) * k * m;

@@ -136,18 +136,30 @@ double bound(const Case& c, const Exact& e) {
   return roundings * 0x1p-24 * 1.001 * e.magnitude + roundings * 0x1p-130;
 }
 
+// How many rows a call is tried with: all that registers may hold, and some of many.
+std::vector<int> calls_of(const Kernels& kernels, ActFormat format) {
+  const int most = format == ActFormat::kF32 ? kernels.float_rows : kernels.rows;
+  std::vector<int> calls;
+  for (int rows = 1; rows <= std::min(most, kMaxRows); ++rows) calls.push_back(rows);
+  for (int rows : {13, 31, kMaxCallRows}) {
+    if (rows <= most) calls.push_back(rows);
+  }
+  return calls;
+}
+
 void check_case(const Case& c, check::Random& random) {
   const Scheme scheme = scheme_of(c.type.type, c.precise);
   const ActFormat format = act_format(scheme, c.precise);
   const Tile tile = make_tile(c, scheme, random);
-  const Inputs in(c.k, kMaxRows + 2, c.rows, c.offset, random);
+  const int most = (format == ActFormat::kF32 ? kMaxCallRows : kMaxRows) + 2;
+  const Inputs in(c.k, most, c.rows, c.offset, random);
   const int s = static_cast<int>(scheme), f = static_cast<int>(format);
   const TileKernel twin = scalar_kernels()->tile[s][f];
   if (!CHECK(twin != nullptr)) return;
-  float want[kMaxRows + 2][kTileRows];
-  for (int r = 0; r < kMaxRows + 2; ++r) twin(tile.bytes.data(), in.act(), r, 1, want[r]);
+  float want[kMaxCallRows + 2][kTileRows];
+  for (int r = 0; r < most; ++r) twin(tile.bytes.data(), in.act(), r, 1, want[r]);
   for (const Kernels* kernels : check::variants()) {
-    for (int rows = 1; rows <= kernels->rows; ++rows) {
+    for (int rows : calls_of(*kernels, format)) {
       const int row0 = c.k % 3 == 0 ? 2 : rows % 2 * 2;
       check::Buffer<float> got(static_cast<size_t>(rows + 1) * kTileRows, c.offset);
       for (size_t i = 0; i < got.size(); ++i) got[i] = -77.0f;
@@ -218,7 +230,7 @@ void check_groups(const Case& c, check::Random& random) {
 
 void check_type(const blocks::NamedType& t, bool precise, check::Random& random) {
   const int block = type_shape(t.type).values;
-  const std::vector<int> lengths = block == 1    ? std::vector<int>{1, 3, 4, 7, 33, 64, 129}
+  const std::vector<int> lengths = block == 1    ? std::vector<int>{1, 3, 4, 7, 33, 64, 129, 258, 515}
                                    : block == 32 ? std::vector<int>{32, 64, 96, 160, 576}
                                    : block < 256 ? std::vector<int>{block, 3 * block, 9 * block}
                                                  : std::vector<int>{256, 512, 768};
@@ -253,6 +265,9 @@ void test_linear() {
   CHECK(pairs == 23);
   CHECK(select_kernels("scalar") == scalar_kernels());
   CHECK(select_kernels("neon9") == nullptr);
-  for (const Kernels* k : check::variants()) CHECK(k->rows >= 1 && k->rows <= kMaxRows);
+  for (const Kernels* k : check::variants()) {
+    CHECK(k->rows >= 1 && k->rows <= kMaxRows);
+    CHECK(k->float_rows >= k->rows && k->float_rows <= kMaxCallRows);
+  }
   CHECK(select_kernels("") != nullptr && select_kernels(nullptr) == select_kernels(""));
 }

@@ -108,7 +108,7 @@ ManyPair::ManyPair(const spola::Kernels& kernels, const Kernels& free, GgmlType 
 }
 
 void ManyPair::ours() {
-  run(kernel_, ours_, [&](int row) { return rows_of_call(ours_, kernels_, row, rows_); });
+  run(kernel_, ours_, [&](int row) { return rows_of_call(ours_, kernels_, ActFormat::kA8, row, rows_); });
 }
 
 void ManyPair::free() {

@@ -184,9 +184,11 @@ int tiles_of(const LinearOp& op, const Model& model) {
 
 void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, int end, const uint8_t* next) {
   const bool activation = is_activation(op.epilogue);
+  int place = tile;
+  const ActFormat format = c.model->matrix(part_of(op, *c.model, &place).matrix).format;
   Call call{begin, 0, next};
   for (; call.row < end; call.row += call.rows, call.next = nullptr) {
-    call.rows = rows_of_call(c.activations, *c.kernels, call.row, end);
+    call.rows = rows_of_call(c.activations, *c.kernels, format, call.row, end);
     activation ? activated_tile(op, c, tile, call) : plain_tile(op, c, tile, call);
   }
 }
@@ -221,13 +223,14 @@ void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_
   const Matrix& m = c.model->matrix(head.matrix);
   const LinearPart part{head.matrix, head.bias, 0, kNoId, 0};
   const size_t width = static_cast<size_t>(c.work->width(Buffer::kLogits));
-  alignas(kCacheLine) float out[kMaxRows * kTileRows];
+  const int most = m.format == ActFormat::kF32 ? c.kernels->float_rows : c.kernels->rows;
+  alignas(kCacheLine) float out[kMaxCallRows * kTileRows];
   const auto tile = [&](int t, const uint8_t* next) {
     const int column = t * kTileRows;
     const int n = std::min(kTileRows, m.rows - column);
     Call call{0, 0, next};
     for (; call.row < count; call.row += call.rows, call.next = nullptr) {
-      call.rows = rows_of_call(count - call.row, c.kernels->rows);
+      call.rows = rows_of_call(count - call.row, most);
       product(c, part, t, call, out);
       for (int r = 0; r < call.rows; ++r) {
         float* y = out + r * kTileRows;

@@ -113,7 +113,7 @@ LinearTime measure_linear(const Kernels& kernels, GgmlType type, bool precise, i
       Activations a = in.a;
       a.next = at + 2 * tile <= out.bytes ? weights.data() + at + tile : nullptr;
       for (int row = 0, n = 0; row < m; row += n, a.next = nullptr) {
-        n = rows_of_call(a, kernels, row, m);
+        n = rows_of_call(a, kernels, out.format, row, m);
         kernel(weights.data() + at, a, row, n, values);
       }
     }

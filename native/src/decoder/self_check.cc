@@ -107,15 +107,15 @@ struct Inputs {
   }
 };
 
-// The rows of `in` as groups, a full one and a smaller one, against the twin's `want`.
-bool groups_agree(const Kernels& kernels, TileKernel kernel, const std::vector<uint8_t>& tile,
-                  const Inputs& in, int rows, const std::vector<float>& want) {
+// All rows of `in` as the decoder would have them, A8 in groups, against the twin's `want`.
+bool many_agree(const Kernels& kernels, TileKernel kernel, ActFormat format, const std::vector<uint8_t>& tile,
+                const Inputs& in, int rows, const std::vector<float>& want) {
   std::vector<uint8_t> groups(grouped_bytes(static_cast<size_t>(rows), kColumns));
   Activations a = in.a;
-  put_into_groups(a, rows, kernels.rows, groups.data());
+  if (format == ActFormat::kA8 && kernels.groups > 0) put_into_groups(a, rows, kernels.rows, groups.data());
   std::vector<float> got(want.size());
   for (int row = 0, n = 0; row < rows; row += n) {
-    n = rows_of_call(a, kernels, row, rows);
+    n = rows_of_call(a, kernels, format, row, rows);
     kernel(tile.data(), a, row, n, got.data() + static_cast<size_t>(row) * kTileRows);
   }
   return same(got, want);
@@ -123,17 +123,16 @@ bool groups_agree(const Kernels& kernels, TileKernel kernel, const std::vector<u
 
 std::string check_tiles(const Kernels& kernels, Random& random) {
   const Kernels* scalar = scalar_kernels();
-  const int grouped = kernels.groups > 0 ? 2 * kernels.rows - 1 : 0;
-  const int most = std::max(kernels.rows, grouped);
-  const Inputs in(most, random);
+  constexpr int kMost = 2 * kMaxRows - 1;  // a full group and a smaller one, whatever a group is
+  const Inputs in(kMost, random);
   for (int s = 0; s < static_cast<int>(Scheme::kCount); ++s) {
     const std::vector<uint8_t> tile = random_tile(static_cast<Scheme>(s), random);
     for (int f = 0; f < 3; ++f) {
       if (!scalar->tile[s][f]) continue;
       const std::string name = "tile " + std::to_string(s) + "/" + std::to_string(f);
       if (!kernels.tile[s][f]) return name;
-      std::vector<float> want(static_cast<size_t>(most * kTileRows));
-      for (int r = 0; r < most; ++r)
+      std::vector<float> want(static_cast<size_t>(kMost * kTileRows));
+      for (int r = 0; r < kMost; ++r)
         scalar->tile[s][f](tile.data(), in.a, r, 1, &want[size_t(r) * kTileRows]);
       for (int rows : {1, (kernels.rows + 1) / 2, kernels.rows}) {
         std::vector<float> got = want;
@@ -141,9 +140,8 @@ std::string check_tiles(const Kernels& kernels, Random& random) {
         kernels.tile[s][f](tile.data(), in.a, 0, rows, got.data());
         if (!same(got, want)) return name + " of " + std::to_string(rows) + " rows";
       }
-      if (grouped > 0 && f == static_cast<int>(ActFormat::kA8) &&
-          !groups_agree(kernels, kernels.tile[s][f], tile, in, grouped, want)) {
-        return name + " of groups";
+      if (!many_agree(kernels, kernels.tile[s][f], static_cast<ActFormat>(f), tile, in, kMost, want)) {
+        return name + " of many rows";
       }
     }
   }

@@ -1,4 +1,5 @@
-// The one macro that all SIMD sources and their templates share.
+// The macros that all SIMD sources and their templates share.
 #pragma once
 
 #define SPOLA_INLINE inline __attribute__((always_inline))
+#define SPOLA_NOINLINE __attribute__((noinline))

@@ -1,94 +1,79 @@
-// F32, F16, BF16 and E4M3 weights times f32 activations: one FMA per product, k ascending.
+// F32, F16, BF16 and E4M3 weights times f32 activations with AVX-512. See linear_float.h.
+#include "kernels/linear_float.h"
 #include "kernels/simd_avx512vnni.h"
 #include "kernels/variants.h"
 
 namespace spola::avx512vnni {
 namespace {
 
-struct F32 {
-  static constexpr int kBytes = 64;
-  static SPOLA_INLINE __m512 load(const uint8_t* p) { return load_float16(p); }
+template <int Bytes>
+struct Plain {
+  // No panel: broadcasts keep the two ports for loads as busy as products do theirs, so a conversion more or less shows
+  // little.
+  static constexpr int kRows = avx512vnni::kRows, kFew = kMaxCallRows, kColumn = Bytes, kRun = 4, kHead = 0;
+  const uint8_t* p;
 };
-struct F16 {
-  static constexpr int kBytes = 32;
-  static SPOLA_INLINE __m512 load(const uint8_t* p) { return load_half16(p); }
+
+struct Simd {
+  using F = __m512;
+  static constexpr int kParts = 1, kRows = avx512vnni::kRows;
+
+  template <int MR>
+  using Fetch = Ahead;
+
+  static SPOLA_INLINE F zero() { return _mm512_setzero_ps(); }
+  static SPOLA_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+  static SPOLA_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  // As dot4: in assembly, or GCC 12 does not always fold the broadcast.
+  static SPOLA_INLINE void add_product(F (&acc)[1], const F (&w)[1], const float* x) {
+#if defined(__SANITIZE_ADDRESS__)
+    acc[0] = _mm512_fmadd_ps(w[0], _mm512_set1_ps(*x), acc[0]);
+#else
+    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc[0]) : "v"(w[0]), "m"(*x));
+#endif
+  }
+
+  struct F32 : Plain<64> {
+    SPOLA_INLINE explicit F32(const uint8_t* run) : Plain{run} {}
+    SPOLA_INLINE F column(int i, int) const { return load_float16(p + i * kColumn); }
+  };
 };
-struct BF16 {
-  static constexpr int kBytes = 32;
-  static SPOLA_INLINE __m512 load(const uint8_t* p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
+
+struct F16 : Plain<32> {
+  SPOLA_INLINE explicit F16(const uint8_t* run) : Plain{run} {}
+  SPOLA_INLINE __m512 column(int i, int) const { return load_half16(p + i * kColumn); }
+};
+
+struct BF16 : Plain<32> {
+  SPOLA_INLINE explicit BF16(const uint8_t* run) : Plain{run} {}
+  SPOLA_INLINE __m512 column(int i, int) const {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p + i * kColumn)), 16));
   }
 };
-
-template <class W, int MR>
-SPOLA_INLINE void column(__m512 (&acc)[MR], const uint8_t* p, const float* x, long stride) {
-  const __m512 w = W::load(p);
-#pragma GCC unroll 16
-  for (int r = 0; r < MR; ++r) acc[r] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[r * stride]), acc[r]);
-}
-
-template <class W>
-struct Float {
-  template <class N>
-  static void tile(N, const uint8_t* p, const Activations& a, int row0, float* out) {
-    constexpr int MR = N::value;
-    const Ahead ahead(a, p);
-    const long stride = a.k;
-    const float* x = a.f32 + row0 * stride;
-    __m512 acc[MR];
-    clear(acc);
-    long k = 0;
-    for (; k + 4 <= stride; k += 4, p += 4 * W::kBytes) {
-      ahead.fetch<4 * W::kBytes>(p);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) column<W>(acc, p + i * W::kBytes, x + k + i, stride);
-    }
-    for (; k < stride; ++k, p += W::kBytes) column<W>(acc, p, x + k, stride);
-    store(acc, out);
-  }
-};
-
-// Sixteen E4M3 codes as f32, divided by 256: their bits, moved, are an f16.
-SPOLA_INLINE __m512 load_e4m3(const uint8_t* p) {
-  const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
-  const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7);
-  return _mm512_cvtph_ps(_mm256_or_si256(sign, rest));
-}
 
 // A power of two in the scale instead of the code changes no bit of their product.
-template <class N>
-void e4m3(N, const uint8_t* p, const Activations& a, int row0, float* out) {
-  constexpr int MR = N::value;
-  const Ahead ahead(a, p);
-  const long stride = a.k;
-  const float* x = a.f32 + row0 * stride;
-  __m512 acc[MR];
-  clear(acc);
-  for (long k = 0; k < stride; k += e4m3::kCols, p += e4m3::kBytes) {
-    ahead.fetch<e4m3::kQs>(p);
-    const __m512 scale = _mm512_mul_ps(load_float16(p), _mm512_set1_ps(256.0f));
-    for (long i = 0; i < e4m3::kCols; i += 4) {
-      const uint8_t* qs = p + e4m3::kQs + i * kTileRows;
-      ahead.fetch<4 * kTileRows>(qs);
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        const __m512 w = _mm512_mul_ps(load_e4m3(qs + j * kTileRows), scale);
-#pragma GCC unroll 16
-        for (int r = 0; r < MR; ++r) {
-          acc[r] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[r * stride + k + i + j]), acc[r]);
-        }
-      }
-    }
+struct E4M3 {
+  static constexpr int kRows = avx512vnni::kRows, kFew = kRows, kColumn = kTileRows, kRun = e4m3::kCols, kHead = e4m3::kQs;
+  __m512 scale;
+  const uint8_t* codes;
+
+  SPOLA_INLINE explicit E4M3(const uint8_t* run)
+      : scale(_mm512_mul_ps(load_float16(run), _mm512_set1_ps(256.0f))), codes(run + e4m3::kQs) {}
+  // Sixteen codes as f32, divided by 256: their bits, moved, are an f16.
+  SPOLA_INLINE __m512 column(int i, int) const {
+    const void* p = codes + i * kTileRows;
+    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
+    const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7);
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(sign, rest)), scale);
   }
-  store(acc, out);
-}
+};
 
 }  // namespace
 
-SPOLA_TILE_KERNEL(tile_e4m3, e4m3)
-SPOLA_TILE_KERNEL(tile_f32, Float<F32>::tile)
-SPOLA_TILE_KERNEL(tile_f16, Float<F16>::tile)
-SPOLA_TILE_KERNEL(tile_bf16, Float<BF16>::tile)
+SPOLA_FLOAT_KERNEL(tile_e4m3, Simd, E4M3)
+SPOLA_FLOAT_KERNEL(tile_f32, Simd, Simd::F32)
+SPOLA_FLOAT_KERNEL(tile_f16, Simd, F16)
+SPOLA_FLOAT_KERNEL(tile_bf16, Simd, BF16)
 
 }  // namespace spola::avx512vnni

@@ -7,6 +7,7 @@
 // inline function compiled for one instruction set could be the copy the linker keeps for everybody.
 #pragma once
 
+#include "kernels/ahead.h"
 #include "kernels/inline.h"
 #include "kernels/records.h"
 
@@ -26,20 +27,6 @@ SPOLA_INLINE void unrolled(const Body& body) {
     unrolled<To, From + 1>(body);
   }
 }
-
-// While one tile is read the next one comes into the second-level cache: one core reaches the bandwidth of a
-// bare read so, which prefetches into the first level (few requests in flight) do not.
-struct Ahead {
-  long distance;  // 0, and harmless, without a next tile
-
-  SPOLA_INLINE Ahead(const Activations& a, const uint8_t* tile)
-      : distance(a.next ? reinterpret_cast<long>(a.next) - reinterpret_cast<long>(tile) : 0) {}
-  template <int Bytes>
-  SPOLA_INLINE void fetch(const uint8_t* p) const {
-#pragma GCC unroll 64
-    for (int i = 0; i < Bytes; i += 64) __builtin_prefetch(p + distance + i, 0, 2);
-  }
-};
 
 // A8 activations of MR rows, as bases and strides: a pointer per row would not fit into the registers.
 template <int MR>

@@ -1,14 +1,12 @@
 // Tile kernels for many activation rows: groups of them (row_groups.h) times columns that are unpacked once.
 //
-// 256 columns of a tile (fewer at its end) become a panel of bytes and f32 scales in the first-level cache,
-// which then meets the groups of the call one after the other. What an element is made of, and in which
-// order, is as with few rows; between panels the sums rest in `out`.
+// 256 columns of a tile (fewer at its end) become a panel of bytes and f32 scales (panel.h). What an element is made
+// of, and in which order, is as with few rows; between panels the sums rest in `out`.
 #pragma once
 
+#include "kernels/panel.h"
 #include "kernels/row_groups.h"
 #include "kernels/simd_avx512vnni.h"
-
-#define SPOLA_NOINLINE __attribute__((noinline))
 
 namespace spola::avx512vnni {
 namespace {
@@ -121,34 +119,21 @@ SPOLA_NOINLINE void multiply(const typename Format::Panel& panel, int blocks, co
 
 // Format: Panel; unpack(panel, record, blocks), which returns the record after; block(sums, panel, block, rows),
 // which adds one block of 32 columns to sums that are registers or, with kSumsInMemory, `out`.
-//
-// The next tile's bytes are asked for in as many parts as there are groups: all at once they would hold every
-// buffer for misses, and those are wanted for the rows, which come from the second-level cache.
 template <class Format>
 void groups_of_rows(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) {
   typename Format::Panel panel;
-  const Ahead ahead(a, tile);
   const RowGroups groups(a.grouped, kRows);
-  const int first = groups.of(row0), count = groups.of(row0 + rows) - first, blocks = a.k / kBlock;
+  const int first = groups.of(row0), count = groups.of(row0 + rows) - first;
   for (int i = 0; i < rows; ++i) _mm512_storeu_ps(out + i * kTileRows, _mm512_setzero_ps());
-  for (int b = 0; b < blocks; b += kPanelBlocks) {
-    const int some = blocks - b < kPanelBlocks ? blocks - b : kPanelBlocks;
-    const uint8_t* fetched = tile;
-    tile = Format::unpack(panel, tile, some);
-    const long part = (tile - fetched + count - 1) / count;
-    for (int g = first, row = row0; row < row0 + rows; ++g) {
-      const int n = groups.begin(g + 1) - row;
-      const uint8_t* const until = tile - fetched < part ? tile : fetched + part;
-      for (; fetched < until; fetched += 64) ahead.fetch<64>(fetched);
-      const long before = static_cast<long>(row) * blocks + static_cast<long>(b) * n;
-      const uint8_t* records = a.groups + before * kRowBlockBytes;
-      float* sums = out + (row - row0) * kTileRows;
-      with_rows(n, [&](auto count) __attribute__((always_inline)) {
-        multiply<Format, decltype(count)::value>(panel, some, records, sums);
-      });
-      row += n;
-    }
-  }
+  const auto unpack = [&](const uint8_t* p, int n) { return Format::unpack(panel, p, n / kBlock); };
+  const auto group = [&](int g, int k, int n) {
+    const int row = groups.begin(first + g), size = groups.begin(first + g + 1) - row;
+    const uint8_t* records = a.groups + grouped_bytes(row, a.k) + grouped_bytes(size, k);
+    with_rows_up_to<kRows>(size, [&](auto c) __attribute__((always_inline)) {
+      multiply<Format, decltype(c)::value>(panel, n / kBlock, records, out + (row - row0) * kTileRows);
+    });
+  };
+  by_pieces(a, tile, kPanelBlocks * kBlock, count, unpack, group);
 }
 
 }  // namespace

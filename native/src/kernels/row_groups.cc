@@ -4,7 +4,8 @@
 
 namespace spola {
 
-int rows_of_call(const Activations& a, const Kernels& kernels, int row, int end) {
+int rows_of_call(const Activations& a, const Kernels& kernels, ActFormat format, int row, int end) {
+  if (format == ActFormat::kF32) return rows_of_call(end - row, kernels.float_rows);
   if (!a.groups) return rows_of_call(end - row, kernels.rows);
   const RowGroups groups(a.grouped, kernels.rows);
   const int last = groups.of(row) + kernels.groups;

@@ -44,11 +44,12 @@ struct RowGroups {
 
 }  // namespace
 
-// Rows of the call that begins at `row`, of those up to `end`: whole groups, or as even as can be.
-int rows_of_call(const Activations& a, const Kernels& kernels, int row, int end);
+// Rows of the call that begins at `row`, of those up to `end`, for a kernel of `format`: whole groups, or as even as
+// can be.
+int rows_of_call(const Activations& a, const Kernels& kernels, ActFormat format, int row, int end);
 
 // Bytes of the groups of `rows` rows of k columns.
-inline size_t grouped_bytes(size_t rows, size_t k) { return rows * (k / kBlock) * kRowBlockBytes; }
+SPOLA_INLINE size_t grouped_bytes(size_t rows, size_t k) { return rows * (k / kBlock) * kRowBlockBytes; }
 
 // Puts row `row` of `a`, whose row-major A8 arrays are set, into its group: `to` is where the groups of all
 // `rows` rows begin, of at most `most` rows each.

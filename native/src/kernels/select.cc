@@ -64,7 +64,7 @@ namespace {
 Kernels make_scalar() {
   Kernels table{};
   table.isa = "scalar";
-  table.rows = 4;
+  table.rows = table.float_rows = 4;
   SPOLA_FILL_TILES(table, scalar);
   SPOLA_FILL_OTHER_TILES(scalar);
   SPOLA_FILL_ROWS(table, scalar);
@@ -76,6 +76,7 @@ Kernels make_avx2() {
   Kernels table{};
   table.isa = "avx2";
   table.rows = 4;
+  table.float_rows = kMaxCallRows;
   SPOLA_FILL_TILES(table, avx2);
   SPOLA_FILL_OTHER_TILES(avx2);
   SPOLA_FILL_ROWS(table, avx2);
@@ -86,6 +87,7 @@ Kernels make_avx512vnni() {
   Kernels table = make_avx2();
   table.isa = "avx512vnni";
   table.rows = 12;
+  table.float_rows = kMaxCallRows;
   table.groups = kMaxGroups;
   SPOLA_FILL_TILES(table, avx512vnni);
   SPOLA_FILL_OTHER_TILES(avx512vnni);
@@ -117,7 +119,7 @@ const Kernels* neon_kernels() {
   static const Kernels table = [] {
     Kernels neon{};
     neon.isa = "neon";
-    neon.rows = 8;
+    neon.rows = neon.float_rows = 8;
     SPOLA_FILL_TILES(neon, neon);
     SPOLA_FILL_OTHER_TILES(neon);
     SPOLA_FILL_ROWS(neon, neon);

@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/ahead.h"
 #include "kernels/inline.h"
 #include "kernels/records.h"
 
@@ -51,22 +52,6 @@ SPOLA_INLINE __m256i load256(const void* p) { return _mm256_loadu_si256(static_c
 // Sixteen f16 as f32.
 SPOLA_INLINE __m512 load_half16(const uint8_t* p) { return _mm512_cvtph_ps(load256(p)); }
 SPOLA_INLINE __m512 load_float16(const void* p) { return _mm512_loadu_ps(p); }
-
-// While one tile is read the next one comes into the second-level cache: one core reaches the bandwidth of a
-// bare read so, which prefetches into the first level (few requests in flight) do not.
-struct Ahead {
-  long distance;  // 0, and harmless, without a next tile
-
-  SPOLA_INLINE Ahead(const Activations& a, const uint8_t* tile)
-      : distance(a.next ? reinterpret_cast<long>(a.next) - reinterpret_cast<long>(tile) : 0) {}
-  template <int Bytes>
-  SPOLA_INLINE void fetch(const uint8_t* p) const {
-#pragma GCC unroll 64
-    for (int i = 0; i < Bytes; i += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(p + distance + i), _MM_HINT_T1);
-    }
-  }
-};
 
 // A8 activations of MR rows, as bases and strides: a pointer per row would not fit into the registers.
 template <int MR>
