@@ -24,13 +24,8 @@ struct Simd {
   static SPOLA_INLINE F zero() { return _mm512_setzero_ps(); }
   static SPOLA_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
   static SPOLA_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
-  // As dot4: in assembly, or GCC 12 does not always fold the broadcast.
   static SPOLA_INLINE void add_product(F (&acc)[1], const F (&w)[1], const float* x) {
-#if defined(__SANITIZE_ADDRESS__)
     acc[0] = _mm512_fmadd_ps(w[0], _mm512_set1_ps(*x), acc[0]);
-#else
-    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc[0]) : "v"(w[0]), "m"(*x));
-#endif
   }
 
   struct F32 : Plain<64> {

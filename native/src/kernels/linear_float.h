@@ -24,24 +24,6 @@ struct NoFetch {
   SPOLA_INLINE void fetch(const uint8_t*) const {}
 };
 
-// Activations of MR rows, three to an address: a pointer for each would not fit into the registers, and once or twice
-// the stride is part of an address.
-template <int MR>
-struct FloatRows {
-  const float* base[(MR + 2) / 3];
-  long stride;
-
-  SPOLA_INLINE FloatRows(const float* x, long stride) : stride(stride) {
-#pragma GCC unroll 4
-    for (int i = 0; i < (MR + 2) / 3; ++i) base[i] = x + 3 * i * stride;
-  }
-  SPOLA_INLINE const float* at(int r) const { return base[r / 3] + r % 3 * stride; }
-  SPOLA_INLINE void advance(int columns) {
-#pragma GCC unroll 4
-    for (int i = 0; i < (MR + 2) / 3; ++i) base[i] += columns;
-  }
-};
-
 template <class S>
 struct FloatTile {
   using F = typename S::F;
@@ -52,7 +34,7 @@ struct FloatTile {
 
   // `kept`, where not null, is given the weights as f32.
   template <int MR, class W>
-  static SPOLA_INLINE void column(Sums<MR>& acc, const W& w, int i, const FloatRows<MR>& rows, int ahead, float* kept) {
+  static SPOLA_INLINE void column(Sums<MR>& acc, const W& w, int i, const float* x, long stride, float* kept) {
     F value[kParts];
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
@@ -60,7 +42,7 @@ struct FloatTile {
       if (kept) S::store(kept + part * kLanes, value[part]);
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) S::add_product(acc[r], value, rows.at(r) + ahead);
+    for (int r = 0; r < MR; ++r) S::add_product(acc[r], value, x + r * stride);
   }
 
   // n columns from `p` and x on.
@@ -68,26 +50,21 @@ struct FloatTile {
   static SPOLA_INLINE void columns(Sums<MR>& acc, const uint8_t* p, const float* x, long stride, long n,
                                    const Fetch& fetch, float* kept) {
     constexpr int kRunBytes = W::kHead + W::kRun * W::kColumn;
-    FloatRows<MR> rows(x, stride);
-    const auto one = [&](const W& w, int i, int ahead) __attribute__((always_inline)) {
-      column<MR>(acc, w, i, rows, ahead, Keep ? kept + ahead * kTileRows : nullptr);
+    const auto one = [&](const W& w, int i, long k) __attribute__((always_inline)) {
+      column<MR>(acc, w, i, x + k, stride, Keep ? kept + k * kTileRows : nullptr);
     };
     long k = 0;
     for (; k + W::kRun <= n; k += W::kRun, p += kRunBytes) {
       const W w(p);
       if constexpr (W::kHead != 0) fetch.template fetch<W::kHead>(p);
-      for (int i = 0; i < W::kRun; i += 4, rows.advance(4)) {
+      for (int i = 0; i < W::kRun; i += 4) {
         fetch.template fetch<4 * W::kColumn>(p + W::kHead + i * W::kColumn);
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) one(w, i + j, j);
-        if constexpr (Keep) kept += 4 * kTileRows;
+        for (int j = 0; j < 4; ++j) one(w, i + j, k + i + j);
       }
     }
 #pragma GCC unroll 1
-    for (; k < n; ++k, p += W::kColumn, rows.advance(1)) {
-      one(W(p), 0, 0);
-      if constexpr (Keep) kept += kTileRows;
-    }
+    for (; k < n; ++k, p += W::kColumn) one(W(p), 0, k);
   }
 
   template <int MR>
