@@ -48,7 +48,8 @@ struct BF16 : Plain<32> {
 
 // A power of two in the scale instead of the code changes no bit of their product.
 struct E4M3 {
-  static constexpr int kRows = avx512vnni::kRows, kFew = kRows, kColumn = kTileRows, kRun = e4m3::kCols, kHead = e4m3::kQs;
+  static constexpr int kRows = avx512vnni::kRows, kFew = kRows;
+  static constexpr int kColumn = kTileRows, kRun = e4m3::kCols, kHead = e4m3::kQs;
   __m512 scale;
   const uint8_t* codes;
 

@@ -6,7 +6,8 @@
 // sums rest in `out`.
 //
 // S: F, kParts registers of a tile's 16 output rows, kRows activation rows that they hold, zero, load, store;
-// add_product(acc, w, x), which does acc = fma(w, *x, acc); Fetch<MR>, which prefetches weights while MR rows read them.
+// add_product(acc, w, x), which does acc = fma(w, *x, acc); Fetch<MR>, which prefetches weights while MR rows read
+// them.
 // W: kColumn bytes a column, kRun columns that follow kHead bytes; W(run) and column(i, part) as f32; kRows rows that
 // fit into the registers beside what it takes to convert them, and kFew, up to which calls of these are faster.
 #pragma once
