@@ -193,3 +193,24 @@ def test_rows_that_nobody_wants_leave_after_the_last_kv_write() -> None:
     later = 3  # merge and prepare, prepare, prepare: the stages by row that follow in the last layer
     assert every - last == later * 89
     assert rows_done(prompt, 45, "sample") == last
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="one processor"
+)
+def test_workers_keep_off_the_processor_of_the_caller() -> None:
+    usable = os.sched_getaffinity(0)
+    before = set(os.listdir("/proc/self/task"))
+    driver = load(threads=2)
+    (worker,) = (int(task) for task in set(os.listdir("/proc/self/task")) - before)
+    assert bits([driver.alone(JOBS[1])])
+    allowed = os.sched_getaffinity(worker)
+    assert allowed < usable
+    assert len(allowed) == len(usable) - 1
+    # A caller that may use one processor alone leaves its workers where they are.
+    try:
+        os.sched_setaffinity(0, allowed if len(allowed) == 1 else {min(allowed)})
+        assert bits([driver.alone(JOBS[1])])
+        assert os.sched_getaffinity(worker) == allowed
+    finally:
+        os.sched_setaffinity(0, usable)

@@ -1,5 +1,6 @@
 #include "base/thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -33,7 +34,8 @@ int usable_processors() {
 
 ThreadPool::ThreadPool(int threads)
     : size_(threads),
-      spins_(threads > usable_processors() ? kCrowdedSpins : kSpins),
+      usable_(usable_processors()),
+      spins_(threads > usable_ ? kCrowdedSpins : kSpins),
       counters_(new WorkerCounters[threads]),
       slots_(new Slot[threads]) {
   threads_.reserve(threads - 1);
@@ -55,6 +57,7 @@ void ThreadPool::finish() {
 
 void ThreadPool::call(Function function, void* context, int stages) {
   if (stages < 1) return;
+  keep_off_caller();
   const uint64_t epoch = epoch_of(state_.load(std::memory_order_relaxed)) + 1;
   function_ = function;
   context_ = context;
@@ -65,6 +68,21 @@ void ThreadPool::call(Function function, void* context, int stages) {
   state_.store(state);
   wake();
   run_stages(0, state);
+}
+
+// Nothing happens as long as the caller stays where it is. What fails is left as it was.
+void ThreadPool::keep_off_caller() {
+#if defined(__linux__)
+  if (size_ == 1 || size_ > usable_) return;
+  const int here = sched_getcpu();
+  if (here < 0 || here >= CPU_SETSIZE || here == caller_on_) return;
+  caller_on_ = here;
+  cpu_set_t others;  // of the caller, which may be told to keep to fewer at any time
+  if (sched_getaffinity(0, sizeof others, &others) != 0) return;
+  CPU_CLR(here, &others);
+  if (CPU_COUNT(&others) < size_ - 1) return;
+  for (auto& thread : threads_) pthread_setaffinity_np(thread.native_handle(), sizeof others, &others);
+#endif
 }
 
 void ThreadPool::work(int worker) {

@@ -5,7 +5,9 @@
 // 0, can do everything alone. Items lie in one range per worker; who is through with its own takes from the
 // others'. So items of a stage must not depend on each other, and who computes one must not matter.
 //
-// Waiting spins for a moment, then yields, then sleeps. One caller at a time. No affinity, no priorities.
+// Waiting spins for a moment, then yields, then sleeps. One caller at a time. No priorities, and no worker has
+// a processor of its own; but the workers keep off the one that the caller is on, where there are enough: a
+// system that wakes them there, while another is idle, may leave them behind the caller for whole calls.
 #pragma once
 
 #include <atomic>
@@ -101,6 +103,7 @@ class ThreadPool {
   bool leave(uint64_t* state);
   bool enter(uint64_t* state);
   void pause(int spins) const;
+  void keep_off_caller();
   void wait_past(uint64_t epoch);
   void wait_for_call();
   template <class Done>
@@ -108,7 +111,9 @@ class ThreadPool {
   void wake();
 
   int size_;
+  int usable_;  // processors
   int spins_;
+  int caller_on_ = -1;  // the processor that workers keep off; -1: none
   std::unique_ptr<WorkerCounters[]> counters_;
   std::unique_ptr<Slot[]> slots_;
 
