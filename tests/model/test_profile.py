@@ -16,7 +16,7 @@ from spola.core.errors import ConfigError
 from spola.runtime.build import load_engine
 from spola.runtime.config import Options
 from spola.runtime.limits import Limits
-from spola.spec.cost import kv_read_bytes, matmul_parameters
+from spola.spec.cost import kv_read_bytes, matmul_parameters, tail_parameters
 from support.cli import spola
 from support.tiny import write_tiny_gguf
 
@@ -36,7 +36,8 @@ def test_operations_are_counted_from_the_spec(tmp_path: Path) -> None:
         assert (phase["steps"], phase["tokens"]) == (steps, rows)
         assert math.fsum(row["share"] for row in phase["operations"]) == pytest.approx(1)
         matrices = sum(row["macs"] for key, row in table.items() if key.startswith("matrix"))
-        assert matrices == matmul_parameters(spec) * rows
+        tail = tail_parameters(spec)
+        assert matrices == (matmul_parameters(spec) - tail) * rows + tail * heads
         assert table["head: logits"]["macs"] == spec.hidden * spec.vocab * heads
         assert {"attention", "sampling", "Python and the call"} <= set(table)
         # With a row or two every worker prepares them for itself, within the matrix that follows.

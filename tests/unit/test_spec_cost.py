@@ -88,9 +88,14 @@ def test_flops_count_each_pair_that_is_seen(start: int, tokens: int, window: int
         "x", "x", 11, 8, 99, (Layer(attention, DenseMlp(12, "relu"), NORM, NORM),) * 2, NORM, Head(True)
     )
     pairs = sum(min(p + 1, window or p + 1) for p in range(start, start + tokens))
-    linear = 8 * (24 + 12 + 20) + 40 * 8 + 3 * 8 * 12
-    want = 2 * (2 * linear * tokens + 2 * 4 * (6 + 10) * pairs) + 2 * 8 * 11 * 3
-    assert cost.prefill_flops(spec, tokens, start, head_rows=3) == want
+    qkv, rest = 8 * (24 + 12 + 20), 40 * 8 + 3 * 8 * 12
+    whole = 2 * (qkv + rest) * tokens + 2 * 4 * (6 + 10) * pairs
+    # Of the last layer only the rows with logits need more than K and V.
+    heads = min(3, tokens)
+    seen = sum(min(p + 1, window or p + 1) for p in range(start + tokens - heads, start + tokens))
+    last = 2 * qkv * tokens + 2 * rest * heads + 2 * 4 * (6 + 10) * seen
+    assert cost.prefill_flops(spec, tokens, start, head_rows=heads) == whole + last + 2 * 8 * 11 * heads
+    assert cost.attention_flops(spec, tokens, start) == 2 * 2 * 4 * (6 + 10) * pairs
     assert cost.decode_flops(spec, [start + 1]) == cost.prefill_flops(spec, 1, start)
 
 

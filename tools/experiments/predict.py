@@ -2,9 +2,9 @@
 
     python tools/experiments/predict.py MODEL... [--output predict.json]
 
-The machine is measured first, in this run; then every prediction is made; then each model is loaded and
-measured as ``spola bench offline`` does: the median of five. Exits 1 when one is off by more than
-``--within``.
+Of each model in turn: its operations are timed on a sample with random weights, as ``spola plan`` does, the
+prediction is made, and only then is the model loaded, for the first time in this run, and measured as ``spola
+bench offline`` does: the median of five. Exits 1 when one is off by more than ``--within``.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from spola.bench.offline import Offline, Plan
 from spola.core.errors import SpolaError
 from spola.planner.model import open_plan_model
-from spola.planner.overhead import measure_overhead
-from spola.planner.speed import Speed
+from spola.planner.sample import take_sample
+from spola.planner.trial import Trial, run_trial
+from spola.planner.tried import SIZE
 from spola.runtime.build import load_engine
-from spola.runtime.config import DEFAULT_STEP_TOKENS, Options
-from spola.runtime.limits import Limits, bench_lock, measure_limits, measure_rates
+from spola.runtime.config import Options
+from spola.runtime.limits import Limits, bench_lock, measure_limits
 from spola.runtime.machine import probe
-from spola.spec.kv import kv_groups
 
 
-def predict(
-    name: str, args: argparse.Namespace, limits: Limits, rates: Any, overhead: Any
-) -> dict[str, float]:
+def predict(name: str, args: argparse.Namespace) -> tuple[dict[str, float], Trial]:
     """Tokens per second of the prompt and of each batch, from the header of ``name`` alone."""
     model = open_plan_model(name)
-    speed = Speed(model.spec, model.dtypes, kv_groups(model.spec), limits, rates, args.threads, *overhead)
-    out = {"prefill": args.prompt / speed.prefill(args.prompt, DEFAULT_STEP_TOKENS)}
+    trial = run_trial(take_sample(model.spec, model.dtypes, SIZE), threads=args.threads)
+    first = trial.seconds(model.spec, [(0, args.prompt, 1)])
+    out = {"prefill": args.prompt / first}
     for batch in args.batch:
-        middle = 2 + args.tokens // 2
-        out[f"decode {batch}"] = batch / speed.decode(batch, middle)
-    return out
+        middle = 1 + args.tokens // 2  # the position of the token in the middle
+        out[f"decode {batch}"] = batch / trial.seconds(model.spec, [(middle, 1, 1)] * batch)
+    return out, trial
 
 
 def measure(name: str, args: argparse.Namespace, limits: Limits) -> dict[str, float]:
@@ -67,26 +68,16 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
+    trials: dict[str, Any] = {}
     try:
         with bench_lock() as load:
             limits = measure_limits(args.threads)
-            kinds = {kind for name in args.models for kind in open_plan_model(name).dtypes.values()}
-            rates = measure_rates(sorted(kinds))
-            overhead = measure_overhead()
-            predicted = {name: predict(name, args, limits, rates, overhead) for name in args.models}
             for name in args.models:
-                measured = measure(name, args, limits)
-                for what, tok_s in measured.items():
-                    said = predicted[name][what]
-                    rows.append(
-                        {
-                            "model": name,
-                            "what": what,
-                            "predicted": said,
-                            "measured": tok_s,
-                            "ratio": said / tok_s,
-                        }
-                    )
+                said, trial = predict(name, args)
+                trials[name] = msgspec.to_builtins(trial)
+                for what, tok_s in measure(name, args, limits).items():
+                    found = {"predicted": said[what], "measured": tok_s, "ratio": said[what] / tok_s}
+                    rows.append({"model": name, "what": what} | found)
     except SpolaError as error:
         print(f"predict: {error}", file=sys.stderr)
         return 1
@@ -95,7 +86,7 @@ def main() -> int:
             f"{Path(row['model']).stem:<24} {row['what']:<10} predicted {row['predicted']:8.1f} tok/s, "
             f"measured {row['measured']:8.1f}, ratio {row['ratio']:.2f}"
         )
-    result = {"machine": limits.as_json(), "rates": rates, "overhead_s": overhead, "load": load, "rows": rows}
+    result = {"machine": limits.as_json(), "trials": trials, "load": load, "rows": rows}
     if args.output is not None:
         args.output.write_text(json.dumps(result, indent=1) + "\n")
     worst = max(abs(row["ratio"] - 1) for row in rows)

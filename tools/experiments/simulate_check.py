@@ -13,6 +13,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from spola.bench.serve import Load, calls_of, drive
 from spola.core.runner import BLOCK_TOKENS
 from spola.planner.model import open_plan_model
 from spola.planner.overhead import measure_overhead
+from spola.planner.sample import take_sample
 from spola.planner.simulate import Settings, simulate
 from spola.planner.speed import Speed
+from spola.planner.trial import run_trial
+from spola.planner.tried import SIZE
 from spola.runtime.fit import Layout
 from spola.runtime.limits import bench_lock, measure_limits, measure_rates
 from spola.runtime.machine import probe
@@ -37,6 +41,7 @@ def simulated(args: argparse.Namespace, mixed: Mix) -> list[dict[str, Any]]:
     limits = measure_limits(threads)
     rates = measure_rates(sorted(set(model.dtypes.values())))
     speed = Speed(model.spec, model.dtypes, groups, limits, rates, threads, *measure_overhead())
+    speed = replace(speed, trial=run_trial(take_sample(model.spec, model.dtypes, SIZE), threads=threads))
     layout = Layout(groups, BLOCK_TOKENS, args.seqs, 512)
     settings = Settings(
         kv_blocks=layout.split(args.seqs * layout.blocks_of(args.context)),

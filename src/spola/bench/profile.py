@@ -22,10 +22,10 @@ from spola.runtime.build import Loaded
 from spola.runtime.limits import Limits
 from spola.runtime.roofline import activation_format
 from spola.spec.cost import (
+    attention_flops,
+    ends_with_kv,
     kv_bytes_per_token,
     kv_read_bytes,
-    matmul_parameters,
-    prefill_flops,
     streamed_weight_bytes,
 )
 from spola.spec.decoder import MoeMlp
@@ -157,6 +157,7 @@ def _operations(
     infos = {info.name: info for info in manifest(loaded.spec)}
     rows_of = sum(step.n_rows for step in work)
     heads_of = sum(piece.n_head for step in work for piece in step.slices)
+    with_heads = sum(any(piece.n_head for piece in step.slices) for step in work)
     table: dict[str, dict[str, Any]] = {}
     for kind, matrices, seconds in times:
         if kind in ("linear", "experts", "head"):
@@ -166,8 +167,9 @@ def _operations(
         row = table.setdefault(name, {"operation": name, "seconds": 0.0, "bytes": 0, "macs": 0, "least": 0.0})
         row["seconds"] += seconds
         for matrix in matrices if kind != "embed" else ():
-            through = heads_of if kind == "head" else rows_of
-            size, macs = _matrix(loaded, infos[matrix], through, len(work))
+            ends = kind == "head" or ends_with_kv(loaded.spec, matrix)
+            through, steps = (heads_of, with_heads) if ends else (rows_of, len(work))
+            size, macs = _matrix(loaded, infos[matrix], through, steps)
             row["bytes"] += size
             row["macs"] += macs
             form = activation_format(loaded.dtypes[matrix], loaded.config.precise)
@@ -196,7 +198,7 @@ def _matrix(loaded: Loaded, info: TensorInfo, rows: int, steps: int) -> tuple[in
         return stored * steps, size * rows
     mlp = loaded.spec.layers[int(info.name.split(".")[1])].mlp
     assert isinstance(mlp, MoeMlp)
-    touched = min(1.0, mlp.used * rows / steps / info.shape[0])
+    touched = min(1.0, mlp.used * rows / max(steps, 1) / info.shape[0])
     return int(stored * steps * touched), size // info.shape[0] * mlp.used * rows
 
 
@@ -207,11 +209,10 @@ def _bytes(dtypes: Mapping[str, str], info: TensorInfo) -> int:
 def _attention(loaded: Loaded, limits: Limits, row: dict[str, Any] | None, work: Sequence[Step]) -> None:
     if row is None:
         return
-    linear = 2 * matmul_parameters(loaded.spec)
     for step in work:
         for piece in step.slices:
             row["bytes"] += kv_read_bytes(loaded.config.kv_groups, piece.start + piece.n)
-            row["macs"] += (prefill_flops(loaded.spec, piece.n, piece.start, 0) - linear * piece.n) // 2
+            row["macs"] += attention_flops(loaded.spec, piece.n, piece.start, piece.n_head) // 2
     row["least"] = max(row["bytes"] / limits.read, row["macs"] / limits.peak["f32"])
 
 

@@ -122,12 +122,18 @@ def explained(plan: Plan) -> Iterator[str]:
     moved, read, batch = f["decode_bytes_per_step"], f["read_bytes_per_s"], f["concurrency"]
     yield "decode bound = batch x bandwidth / (weights read + KV read), unless arithmetic is slower"
     yield f"             = {batch} x {read:.4g} / {moved:,} = {batch * read / moved:.4g} tok/s from memory"
+    parts = f.get("decode_step_parts")
+    if parts is not None:
+        yield "decode predicted = batch / the step's parts, which were timed on a sample with random weights"
+        sum_of = " + ".join(f"{name} {_ms(seconds)}" for name, seconds in parts.items())
+        yield f"                 = {batch} / ({sum_of}) = {f['decode_tok_s']:.4g} tok/s"
     peak = f["peak_flops_per_s"]
     if peak:
         flops = f["decode_flops_per_step"]
         compute = batch * peak / flops
         yield f"               {batch} x {peak:.4g} / {flops:,} = {compute:.4g} tok/s from arithmetic"
-        yield "prefill bound = tokens x peak / FLOPs, FLOPs = 2 x matrix parameters x tokens + attention"
+        yield "prefill bound = tokens x peak / FLOPs, FLOPs = 2 x matrix parameters x tokens + attention,"
+        yield "                of the last layer K and V only, but for the last token"
         yield (
             f"              = {f['prefill_tokens']} x {peak:.4g} / {f['prefill_flops']:,} = "
             f"{f['prefill_tokens'] * peak / f['prefill_flops']:.4g} tok/s"

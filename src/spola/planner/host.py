@@ -11,6 +11,8 @@ from spola.planner.model import PlanModel
 from spola.planner.overhead import measure_overhead
 from spola.planner.plan import Host
 from spola.planner.speed import Speed
+from spola.planner.trial import Trial
+from spola.planner.tried import try_model
 from spola.runtime.fit import USABLE
 from spola.runtime.limits import KernelRates, Limits, known_limits
 from spola.runtime.machine import Machine, probe
@@ -44,8 +46,11 @@ class Here:
         *,
         precise: bool = False,
         memory: int | None = None,
+        trial: Trial | None = None,
     ) -> Host:
-        """This machine as the host of ``model``. ``memory`` bytes replace what this process may use."""
+        """This machine as the host of ``model``, of which there may be a ``trial``. ``memory`` bytes replace
+        what this process may use.
+        """
         machine, limits = self.machine, self.limits
         free = min(machine.memory_limit, machine.memory_available)
         speed = Speed(
@@ -58,6 +63,7 @@ class Here:
             self.overhead_s,
             self.request_s,
             precise,
+            trial,
         )
         return Host(
             name=f"{machine.cpu_model}, {self.threads} threads, {limits.isa}",
@@ -91,9 +97,10 @@ def this_host(
     fresh: bool = False,
     memory: int | None = None,
 ) -> Host:
-    """This machine as ``measure_here`` finds it. Raises as that does."""
+    """This machine as ``measure_here`` finds it, and as a trial of ``model`` does. Raises as the former."""
     here = measure_here(model.dtypes.values(), threads=threads, precise=precise, fresh=fresh)
-    return here.host(model, groups, precise=precise, memory=memory)
+    trial = try_model(model, groups, here.machine, here.threads, precise=precise, fresh=fresh)
+    return here.host(model, groups, precise=precise, memory=memory, trial=trial)
 
 
 def _reason(machine: Machine) -> str:

@@ -225,6 +225,9 @@ def _speeds(
     if host.speed is not None:
         out["decode_tok_s"] = goal.concurrency / host.speed.decode(goal.concurrency, middle)
         out["prefill_tok_s"] = prompt / host.speed.prefill(prompt, _STEP_TOKENS)
+        trial = host.speed.trial
+        slices = [(middle - 1, 1, 1)] * goal.concurrency
+        out["decode_step_parts"] = None if trial is None else trial.parts(spec, slices)
     return out
 
 

@@ -90,7 +90,7 @@ def _planned(plan: Plan, kind: str | None, precise: bool, kv: str | None = None)
         if kv is not None:
             groups = kv_groups(model.spec, kv, kv)
         if host.speed is not None:
-            host = replace(host, speed=replace(host.speed, dtypes=model.dtypes, groups=groups))
+            host = replace(host, speed=host.speed.of(model.dtypes, groups))
         return make_plan(model, groups, host, goal, precise=precise)
     except SpolaError:
         return None

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spola.core.runner import KvGroup
 from spola.core.step import Step
+from spola.planner.trial import Slices, Trial
 from spola.runtime.limits import KernelRates, Limits
 from spola.runtime.roofline import activation_format, macs_by_type
-from spola.spec.cost import kv_read_bytes, matmul_parameters, prefill_flops, streamed_weight_bytes
+from spola.spec.cost import attention_flops, kv_read_bytes, streamed_weight_bytes
 from spola.spec.decoder import DecoderSpec, DenseMlp, LatentAttention, MoeMlp
 
 __all__ = ["Speed"]
@@ -33,7 +34,7 @@ SMALL = 8  # rows up to which the kernel reads each weight once
 @dataclass(frozen=True, slots=True)
 class Speed:
     """``rates`` of the weight types; ``overhead_s`` and ``request_s``: what Python adds to a step, and to
-    each request in it.
+    each request in it. Where there is a ``trial`` of the model, its figures count instead of all these.
     """
 
     spec: DecoderSpec
@@ -45,16 +46,24 @@ class Speed:
     overhead_s: float
     request_s: float
     precise: bool = False
+    trial: Trial | None = None
+
+    def of(self, dtypes: Mapping[str, str], groups: Sequence[KvGroup]) -> Speed:
+        """The same model with other weights or another cache, which were not tried."""
+        same = (dtypes, groups) == (self.dtypes, self.groups)
+        return replace(self, dtypes=dtypes, groups=groups, trial=self.trial if same else None)
 
     def step(self, step: Step) -> float:
         """Seconds of a planned step."""
         return self.seconds([(piece.start, piece.n, piece.n_head) for piece in step.slices])
 
-    def seconds(self, slices: Sequence[tuple[int, int, int]]) -> float:
+    def seconds(self, slices: Slices) -> float:
         """Seconds of a step of slices (first position, rows, rows with logits)."""
         rows = sum(n for _, n, _ in slices)
         if not rows:
             return self.overhead_s
+        if self.trial is not None:
+            return self.trial.seconds(self.spec, slices)
         heads = sum(h for _, _, h in slices)
         total = self.overhead_s + WAKE_S + self.request_s * len(slices) + LAYER_S * len(self.spec.layers)
         total += self._linear(rows, heads) + self._attention(slices)
@@ -93,11 +102,11 @@ class Speed:
         part = min(1.0, math.log(rows / SMALL) / math.log(max(known) / SMALL))
         return small + (large - small) * part
 
-    def _attention(self, slices: Sequence[tuple[int, int, int]]) -> float:
+    def _attention(self, slices: Slices) -> float:
         read = flops = 0.0
-        for start, n, _ in slices:
+        for start, n, heads in slices:
             read += kv_read_bytes(self.groups, start + n)
-            flops += prefill_flops(self.spec, n, start, 0) - 2 * matmul_parameters(self.spec) * n
+            flops += attention_flops(self.spec, n, start, heads)
         return math.hypot(read / self.limits.read, flops / 2 / (ATTENTION * self.limits.peak["f32"]))
 
     def _floats(self) -> int:

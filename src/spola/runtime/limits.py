@@ -32,6 +32,7 @@ __all__ = [
     "bench_lock",
     "kept_limits",
     "known_limits",
+    "machine_key",
     "measure_limits",
     "measure_rates",
 ]
@@ -168,7 +169,7 @@ def known_limits(
     What was measured beside other work is measured again, a few times at most, and the higher figure is kept.
     Raises ConfigError without the native backend, CapacityError where there is no memory for the buffer.
     """
-    key, table = _key(machine, threads, precise=precise), _read()
+    key, table = machine_key(machine, threads, precise=precise), _read()
     kept = table.get(key)
     room = machine.memory_available // 2 >= LEAST_BUFFER
     if kept is None and not room:
@@ -192,7 +193,7 @@ def known_limits(
 def kept_limits(machine: Machine, threads: int) -> Limits | None:
     """The kept figures as ``known_limits`` gives them; None where nothing was measured. Measures nothing."""
     try:
-        kept = _read().get(_key(machine, threads, precise=False))
+        kept = _read().get(machine_key(machine, threads, precise=False))
     except ConfigError:
         return None
     return None if kept is None else kept.limits()
@@ -218,7 +219,7 @@ def _highest(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, 
     return {key: max(one.get(key, 0.0), other.get(key, 0.0)) for key in {**one, **other}}
 
 
-def _key(machine: Machine, threads: int, *, precise: bool) -> str:
+def machine_key(machine: Machine, threads: int, *, precise: bool) -> str:
     """Names the machine and the build whose kernels were measured on it."""
     try:
         from spola.backends.native import instruction_sets, native_build

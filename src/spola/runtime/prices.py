@@ -11,7 +11,7 @@ from spola.engine.cost_model import FLOOR_ROWS, CostModel, Prices, StepBudget
 from spola.runtime.bandwidth import cached
 from spola.runtime.config import EngineConfig
 from spola.runtime.machine import Machine
-from spola.spec.cost import matmul_parameters, prefill_flops
+from spola.spec.cost import attention_flops, matmul_parameters
 from spola.spec.decoder import DecoderSpec
 
 __all__ = ["first_prices", "step_budget"]
@@ -35,8 +35,7 @@ def first_prices(
     thread.
     """
     rate = bytes_per_s or BYTES_PER_S
-    flops = prefill_flops(spec, 2, 0, 0) - prefill_flops(spec, 1, 0, 0) - 2 * matmul_parameters(spec)
-    pair_flops = flops / 2  # the row at position 1 sees two positions
+    pair_flops = attention_flops(spec, 1)
     return Prices(
         fixed_s=packed_bytes / rate,
         row_s=2 * matmul_parameters(spec) / (ops_per_s * threads),

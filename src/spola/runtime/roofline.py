@@ -16,11 +16,10 @@ from spola.core.dtype import BY_NAME
 from spola.core.runner import KvGroup
 from spola.runtime.limits import Limits
 from spola.spec.cost import (
+    attention_flops,
     decode_bytes,
-    decode_flops,
+    ends_with_kv,
     kv_bytes_per_token,
-    matmul_parameters,
-    prefill_flops,
     streamed_weight_bytes,
 )
 from spola.spec.decoder import DecoderSpec, MoeMlp
@@ -37,12 +36,15 @@ def activation_format(dtype: str, precise: bool) -> str:
 
 
 def macs_by_type(spec: DecoderSpec, dtypes: Mapping[str, str], rows: int, heads: int) -> dict[str, float]:
-    """Multiply-adds of the linear layers by weight type, for ``rows`` rows of which ``heads`` get logits."""
+    """Multiply-adds of the linear layers by weight type, for ``rows`` rows of which ``heads`` get logits; the
+    others end with their K and V of the last layer.
+    """
     head = "embedding.weight" if spec.head.tied else "head.weight"
     total: dict[str, float] = {}
     for info in manifest(spec):
         dtype = dtypes.get(info.name)
-        times = heads if info.name == head else _times(spec, info) * rows
+        through = heads if ends_with_kv(spec, info.name) else rows
+        times = heads if info.name == head else _times(spec, info) * through
         if dtype is not None and times:
             total[dtype] = total.get(dtype, 0.0) + math.prod(info.shape) * times
     return total
@@ -74,15 +76,14 @@ class Roofline:
         steps = -(-rows // step_tokens)
         moved = steps * streamed_weight_bytes(self.spec, self.dtypes, rows)
         moved += rows * kv_bytes_per_token(self.groups)
-        attention = prefill_flops(self.spec, rows, 0, 0) - 2 * matmul_parameters(self.spec) * rows
+        attention = attention_flops(self.spec, rows, 0, 1)
         return max(moved / self.limits.read_of(moved), self.arithmetic(rows, 1, attention))
 
     def decode(self, contexts: Sequence[int]) -> float:
         """Least seconds of one decode step of requests at ``contexts`` positions."""
         moved = decode_bytes(self.spec, self.dtypes, self.groups, contexts)
         batch = len(contexts)
-        linear = 2 * matmul_parameters(self.spec) + 2 * self.spec.hidden * self.spec.vocab
-        attention = decode_flops(self.spec, contexts) - batch * linear
+        attention = sum(attention_flops(self.spec, 1, context - 1) for context in contexts)
         return max(moved / self.limits.read_of(moved), self.arithmetic(batch, batch, attention))
 
     def arithmetic(self, rows: int, heads: int, attention_flops: float) -> float:

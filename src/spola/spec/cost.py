@@ -14,8 +14,10 @@ from spola.spec.decoder import DecoderSpec, MoeMlp, Rope, absorbed
 from spola.spec.manifest import TensorInfo, manifest
 
 __all__ = [
+    "attention_flops",
     "decode_bytes",
     "decode_flops",
+    "ends_with_kv",
     "kv_bytes_per_token",
     "kv_read_bytes",
     "matmul_parameters",
@@ -26,8 +28,11 @@ __all__ = [
     "prefill_flops",
     "step_bound",
     "streamed_weight_bytes",
+    "tail_parameters",
     "weight_bytes",
 ]
+
+_AFTER_KV = ("attention.o.", "attention.v_b.")  # of attention's tensors: what works on its results
 
 
 def weight_bytes(spec: DecoderSpec, dtypes: Mapping[str, str]) -> int:
@@ -86,15 +91,23 @@ def decode_bytes(
 
 def matmul_parameters(spec: DecoderSpec) -> int:
     """Parameters of the linear layers that a row goes through, without embedding and head; of experts those
-    chosen. Twice this are the FLOPs of a row.
+    chosen. Twice this are the FLOPs of a row that gets logits.
     """
-    total = 0
-    for info in manifest(spec):
-        if info.role in ("linear", "heads", "router"):
-            total += _size(info)
-        elif info.role == "experts":
-            total += _size(info) // info.shape[0] * _used(spec, info)
-    return total
+    return sum(_used_size(spec, info) for info in manifest(spec))
+
+
+def ends_with_kv(spec: DecoderSpec, name: str) -> bool:
+    """Whether rows without logits never come to the tensor ``name``: it is behind the K and V of the last
+    layer, which are all that later tokens need of them.
+    """
+    prefix = f"layers.{len(spec.layers) - 1}."
+    part = name.removeprefix(prefix)
+    return part != name and (not part.startswith("attention.") or part.startswith(_AFTER_KV))
+
+
+def tail_parameters(spec: DecoderSpec) -> int:
+    """The part of ``matmul_parameters`` that only rows with logits go through."""
+    return sum(_used_size(spec, info) for info in manifest(spec) if ends_with_kv(spec, info.name))
 
 
 def prefill_flops(spec: DecoderSpec, tokens: int, start: int = 0, head_rows: int = 1) -> int:
@@ -102,14 +115,22 @@ def prefill_flops(spec: DecoderSpec, tokens: int, start: int = 0, head_rows: int
 
     2 * parameters * tokens for linear layers, 2 * hidden * vocab for each row with logits, and per layer
     2 * heads * (k_dim + v_dim) for each pair of a row and a position that it sees, in the latent space where
-    there is one.
+    there is one. The last ``head_rows`` rows have logits; of the last layer the others need K and V only.
     """
-    linear = 2 * matmul_parameters(spec) * tokens + 2 * spec.hidden * spec.vocab * head_rows
-    attention = 0
-    for layer in spec.layers:
+    tail = tail_parameters(spec)
+    linear = 2 * (matmul_parameters(spec) - tail) * tokens + 2 * (tail + spec.hidden * spec.vocab) * head_rows
+    return linear + attention_flops(spec, tokens, start, head_rows)
+
+
+def attention_flops(spec: DecoderSpec, tokens: int, start: int = 0, head_rows: int | None = None) -> int:
+    """The part of ``prefill_flops`` that is attention's; without ``head_rows`` all rows have logits."""
+    heads = tokens if head_rows is None else min(head_rows, tokens)
+    total = 0
+    for index, layer in enumerate(spec.layers):
         a = absorbed(layer.attention)
-        attention += 2 * a.heads * (a.k_dim + a.v_dim) * _pairs(start, tokens, a.window)
-    return linear + attention
+        rows = heads if index == len(spec.layers) - 1 else tokens
+        total += 2 * a.heads * (a.k_dim + a.v_dim) * _pairs(start + tokens - rows, rows, a.window)
+    return total
 
 
 def decode_flops(spec: DecoderSpec, contexts: Iterable[int]) -> int:
@@ -146,6 +167,13 @@ def _pairs(start: int, tokens: int, window: int | None) -> int:
         return window * (window + 1) // 2 + (n - window) * window
 
     return below(start + tokens) - below(start)
+
+
+def _used_size(spec: DecoderSpec, info: TensorInfo) -> int:
+    """Parameters of a tensor that a row is multiplied with."""
+    if info.role in ("linear", "heads", "router"):
+        return _size(info)
+    return _size(info) // info.shape[0] * _used(spec, info) if info.role == "experts" else 0
 
 
 def _used(spec: DecoderSpec, info: TensorInfo) -> int:
