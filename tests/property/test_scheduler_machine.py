@@ -39,6 +39,12 @@ GROUPS = {
     "only window": (window(9),),
 }
 
+WINDOWS = {
+    "narrow": (window(2), FULL, window(3)),
+    "wide": (window(20), window(31)),
+    "three windows": (window(2), window(7), window(20)),
+}
+
 
 MODES = (
     *({},) * 5,
@@ -79,13 +85,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.next_id = 0
 
     @initialize(
-        groups=st.sampled_from(sorted(GROUPS)),
+        groups=st.sampled_from(sorted({**GROUPS, **WINDOWS})),
         kind=st.sampled_from(["any", *KINDS]),
         size=st.integers(2, 4),
         blocks=st.integers(8, 40),
         window_blocks=st.integers(4, 16),
         seqs=st.integers(1, 6),
-        rows=st.integers(8, 24),
+        rows=st.one_of(st.integers(8, 24), st.integers(40, 60)),
         chunk=st.one_of(st.none(), st.integers(1, 9)),
         watermark=st.sampled_from([0.0, 0.0, 0.2]),
         cache=st.sampled_from([True, True, False]),
@@ -96,9 +102,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, groups, kind, size, blocks, window_blocks, seqs, rows, chunk, watermark, cache, mode, ageing
     ) -> None:
         self.rig = Rig(
-            groups=GROUPS[groups],
+            groups=(kinds := {**GROUPS, **WINDOWS}[groups]),
             capabilities=capabilities(kind, size),
-            blocks=tuple(window_blocks if g.kind == "window" else blocks for g in GROUPS[groups]),
+            blocks=tuple(window_blocks if g.kind == "window" else blocks for g in kinds),
             seqs=seqs,
             rows=rows,
             chunk=chunk,
@@ -236,6 +242,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ready = [r for r in before if r.decoding and not r.in_flight]
         best = before[0] if before else None
         hashed = [{b for b, key in enumerate(pool.hashes) if key} for pool in self.s.kv.pools]
+        held = self.s.kv.prompt_rows()
         new = self.s.schedule(self.rig.now)
         self.rig.now += 1.0
         planned = [self.s.requests[piece.id] for piece in new.slices] if new else []
@@ -272,6 +279,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         SEEN["mixed"] += new is not None and len({piece.n == 1 for piece in new.slices}) == 2
         SEEN["drafts"] += new is not None and any(piece.n_drafts for piece in new.slices)
         SEEN["window freed"] += any(table.first for r in planned for table in r.tables)
+        SEEN["lent to several"] += sum(any(table.lent for table in r.tables) for r in planned) > 1
+        SEEN["held to what is not lent"] += held is not None and held < self.s.shape.rows
         if new is None:
             sleeps = self.s.wake_at is not None and self.s.wake_at > self.rig.now - 1.0
             SEEN["slept"] += sleeps
@@ -504,25 +513,29 @@ def never() -> list[str]:
 ONCE_WRONG = (1064, 6195)
 
 
-def drive(seed: int) -> None:
-    """One long history under pressure: small pools, many requests, steps in flight, faults."""
+def drive(seed: int, **more) -> None:
+    """One long history under pressure: small pools, many requests, steps in flight, faults.
+
+    ``more`` replaces what is drawn for ``SchedulerMachine.build``.
+    """
     draw = Random(seed)
     machine = SchedulerMachine()
     size = draw.randint(2, 4)
-    machine.build(
-        groups=sorted(GROUPS)[seed // len(KINDS) % len(GROUPS)],
-        kind=KINDS[seed % len(KINDS)],
-        size=size,
-        blocks=draw.randint(8, 60 // size),
-        window_blocks=draw.randint(4, 12),
-        seqs=draw.randint(2, 8),
-        rows=draw.randint(8, 16),
-        chunk=draw.choice((None, 1, 3, 7)),
-        watermark=draw.choice((0.0, 0.1)),
-        cache=draw.random() < 0.8,
-        mode=MODES[seed % len(MODES)],
-        ageing=draw.choice((3.0, 30.0)),
-    )
+    drawn = {
+        "groups": sorted(GROUPS)[seed // len(KINDS) % len(GROUPS)],
+        "kind": KINDS[seed % len(KINDS)],
+        "size": size,
+        "blocks": draw.randint(8, 60 // size),
+        "window_blocks": draw.randint(4, 12),
+        "seqs": draw.randint(2, 8),
+        "rows": draw.randint(8, 16),
+        "chunk": draw.choice((None, 1, 3, 7)),
+        "watermark": draw.choice((0.0, 0.1)),
+        "cache": draw.random() < 0.8,
+        "mode": MODES[seed % len(MODES)],
+        "ageing": draw.choice((3.0, 30.0)),
+    }
+    machine.build(**drawn | more)
     pipelined, faulty = draw.random() < 0.5, draw.random() < 0.3
     for _ in range(120):
         if draw.random() < 0.12:
@@ -552,3 +565,21 @@ def test_every_promise_holds_under_pressure():
             error.add_note(f"seed {seed}")
             raise
     assert not never()
+
+
+def test_every_promise_holds_where_windows_share_a_step():
+    """Narrow and wide windows, several groups; steps of a few rows and of many, several of them in flight."""
+    SEEN.clear()
+    kinds = sorted(WINDOWS)
+    for seed in range(600 if SOAK else 18):
+        rows, chunk = ((8, None), (24, None), (60, None), (60, 20))[seed % 4]
+        more = {"groups": kinds[seed % len(kinds)], "rows": rows, "chunk": chunk, "size": 2 + seed % 3}
+        more |= {"kind": ("any", "any", "unmixed", "narrow", "chunks")[seed % 5]}
+        more |= {"blocks": 40, "window_blocks": (12, 20, 40)[seed // 3 % 3]}
+        try:
+            drive(5_000 + seed, **more)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+    wanted = ("lent to several", "held to what is not lent", "window freed", "flying", "preempted", "drafts")
+    assert all(SEEN[what] >= 3 for what in wanted), {what: SEEN[what] for what in wanted}

@@ -3,7 +3,7 @@
 import pytest
 
 from spola.engine.fair import FairTags, Order
-from support.engine_rig import Rig, request, small_static
+from support.engine_rig import FULL, Rig, request, small_static, window
 
 
 def begun(rig):
@@ -118,6 +118,20 @@ def test_nobody_gives_way_when_that_would_not_be_enough():
     rig.step()
     assert rig.scheduler.stats.preemptions == 0
     rig.finish()
+
+
+def test_somebody_gives_way_for_the_blocks_of_a_window():
+    """Alone, 40 tokens take all 11 blocks of the window group: their own 4, and 7 for the rows of a step."""
+    for n, gone in ((8, ()), (40, (1,))):
+        rig = Rig(blocks=(64, 11), groups=(FULL, window(8)), seqs=4)
+        rig.add(request(1, 40, 20, priority=1, ignore_eos=True))
+        for _ in range(4):
+            rig.step()
+        rig.add(request(2, n, 4))
+        step = rig.step()
+        assert [state.id for state in step.new] == [2]
+        assert step.gone == gone
+        rig.finish()
 
 
 def test_a_short_prompt_passes_through_beside_a_long_one():

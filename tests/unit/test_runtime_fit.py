@@ -111,6 +111,9 @@ def test_a_window_group_gets_what_its_windows_need() -> None:
     assert found.max_model_len == 100_000
     assert found.blocks == (2 * 3125, 2 * 7)  # 100 + 64 rows touch 7 blocks at worst
     assert found.kv_bytes == (2 * 3125 + 2 * 7) * BLOCK
+    # All rows of a step are one request's or divided: each has 6 blocks at any time, the 64 rows one more.
+    together = fit([GROUP, narrow], weights=MB, machine=machine(1 << 40), max_rows=64, **limits)
+    assert together.blocks == (2 * 3125, 2 * 6 + 1)
     # What the narrow layers leave goes to the others.
     tight = fit([GROUP, narrow], weights=MB, machine=machine(1 << 40), kv_memory=1014 * BLOCK, **limits)
     assert tight.blocks == (1000, 14)

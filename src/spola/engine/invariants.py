@@ -40,4 +40,6 @@ def check_scheduler(scheduler: Scheduler) -> None:
             assert covered >= request.computed, f"request {request.id}: computed positions without a block"
             assert table.reach >= request.goal or table.promised == 0, "a promise outlived its prompt"
     if not running:
-        assert all(pool.used == 0 and pool.promised == 0 for pool in kv.pools), "blocks in use, nothing runs"
+        assert all(pool.used == pool.promised == pool.loose == pool.lent == 0 for pool in kv.pools), (
+            "blocks in use, nothing runs"
+        )

@@ -5,6 +5,10 @@ back is -1. Blocks are *promised* at admission and taken when a slice needs them
 that a window group, which gives blocks back while its prompt is still being computed, needs no more of them
 than it ever holds at once, and a prompt that was admitted can always be finished.
 
+A window group promises each request its window, and to all of them together the blocks that the rows of one
+step touch beyond (``windows``): these are *lent* to the slices in flight and come back with them. No step
+may have more rows of prompts than ``prompt_rows`` says.
+
 A block with several owners, or with a hash, is never written: whoever goes on inside of one gets a copy, made
 by the backend at the start of the next step (``copies``).
 """
@@ -20,8 +24,9 @@ from spola.core.errors import ConfigError
 from spola.core.runner import KvGroup
 from spola.core.step import BlockCopy
 from spola.engine.pool import BlockPool
+from spola.engine.windows import WindowBound
 
-__all__ = ["GONE", "NO_HIT", "BlockTable", "Hit", "KvSpace", "TableOwner"]
+__all__ = ["GONE", "NO_HIT", "BlockTable", "Hit", "KvSpace", "Room", "TableOwner"]
 
 GONE = -1  # entry of a block that a window group gave back
 
@@ -29,12 +34,14 @@ GONE = -1  # entry of a block that a window group gave back
 class BlockTable:
     """Block ids of one request in one group: entry i is of the i-th ``block_size`` positions."""
 
-    __slots__ = ("first", "ids", "promised", "reach")
+    __slots__ = ("first", "ids", "lent", "loose", "promised", "reach")
 
     def __init__(self) -> None:
         self.ids = array("i")
         self.first = 0  # entries before it are GONE
         self.promised = 0  # blocks still to be had without asking
+        self.loose = 0  # blocks that a step may need beyond, out of those that all share
+        self.lent = 0  # of those, what the slice in flight has
         self.reach = 0  # positions that were promised
 
     @property
@@ -68,11 +75,19 @@ class TableOwner(Protocol):
 class KvSpace:
     """Blocks of ``block_size`` tokens, ``n_blocks[g]`` of them for ``groups[g]``.
 
-    ``max_slice`` is the most rows of one slice: it bounds what a window group holds at once.
+    ``max_slice`` is the most rows of one slice, ``max_rows`` of all in a step: they bound what a window group
+    holds at once. None: slices cannot be cut short for others in flight, and each is promised all that it can
+    hold.
     """
 
     def __init__(
-        self, groups: Sequence[KvGroup], n_blocks: Sequence[int], *, block_size: int, max_slice: int
+        self,
+        groups: Sequence[KvGroup],
+        n_blocks: Sequence[int],
+        *,
+        block_size: int,
+        max_slice: int,
+        max_rows: int | None = None,
     ) -> None:
         if len(groups) != len(n_blocks) or not groups:
             raise ConfigError(f"{len(groups)} KV groups but {len(n_blocks)} block counts")
@@ -84,22 +99,19 @@ class KvSpace:
             )
         self.block_size = block_size
         self.groups = tuple(groups)
+        self._bounds = tuple(
+            WindowBound.of(group.window, block_size=block_size, max_slice=max_slice, max_rows=max_rows)
+            if group.kind == "window"
+            else None
+            for group in groups
+        )
         # A window group gives blocks back and is promised others for them, which sharing must not prevent.
         self.pools = tuple(
-            BlockPool(n, each_counts=group.kind == "window")
-            for group, n in zip(groups, n_blocks, strict=True)
+            BlockPool(n, each_counts=bound is not None, step=0 if bound is None else bound.step)
+            for bound, n in zip(self._bounds, n_blocks, strict=True)
         )
         self.copies: list[BlockCopy] = []  # for the next step
-        self.windowed = tuple(g for g, group in enumerate(groups) if group.kind == "window")
-        self._most = tuple(self._most_held(group, max_slice) for group in groups)
-
-    def _most_held(self, group: KvGroup, max_slice: int) -> int | None:
-        """Blocks that [start - window, start + rows) can touch, wherever it begins."""
-        if group.kind != "window":
-            return None
-        if group.window < 1:
-            raise ConfigError(f"a window KV group needs a window of at least 1 token, not {group.window}")
-        return (group.window + max_slice - 2) // self.block_size + 2
+        self.windowed = tuple(g for g, bound in enumerate(self._bounds) if bound is not None)
 
     def blocks(self, tokens: int) -> int:
         """Blocks that hold ``tokens`` positions."""
@@ -109,10 +121,27 @@ class KvSpace:
         """Positions that one request alone can have; None if only windows bound it."""
         bounds = [
             pool.n_blocks * self.block_size
-            for pool, most in zip(self.pools, self._most, strict=True)
-            if most is None or most > pool.n_blocks
+            for pool, bound in zip(self.pools, self._bounds, strict=True)
+            if bound is None or bound.alone > pool.n_blocks
         ]
         return min(bounds, default=None)
+
+    def spare(self, watermark: float, seats: int) -> tuple[int, ...]:
+        """Blocks of each group that admission leaves to those who run: ``watermark`` of all; none where
+        ``seats`` requests never lack any.
+        """
+        spare = []
+        for pool, bound in zip(self.pools, self._bounds, strict=True):
+            never = bound is not None and bound.together(seats) <= pool.n_blocks
+            spare.append(0 if never else int(pool.n_blocks * watermark))
+        return tuple(spare)
+
+    def prompt_rows(self) -> int | None:
+        """Rows that the prompts of one more step may have together while others are in flight; None: any
+        number. One block of rows is always left, as each request has that without borrowing.
+        """
+        left = [pool.step - pool.lent for pool in self.pools if pool.lent]
+        return (min(left) + 1) * self.block_size if left else None
 
     def reserve(self, owner: TableOwner, reach: int, *, spare: Sequence[int], hit: Hit = NO_HIT) -> bool:
         """Give ``owner``, which has no tables, the blocks of ``hit``; promise what positions [0, reach) need.
@@ -131,8 +160,8 @@ class KvSpace:
                 if hit.sources[group] != GONE:
                     table.ids.append(GONE)
                     need += 1
-            table.promised = self._due(group, table)
-            if need + table.promised + spare[group] > pool.available:
+            table.promised, table.loose = self.claim(group, table)
+            if need + table.promised + spare[group] > pool.room(table.loose):
                 return False
             tables.append(table)
         owner.tables = tuple(tables)
@@ -144,6 +173,7 @@ class KvSpace:
         """Take the blocks that ``reserve`` has counted."""
         pool = self.pools[group]
         pool.promised += table.promised
+        pool.loose += table.loose
         copied = bool(hit.tokens) and hit.sources[group] != GONE
         for block in table.ids[table.first : len(table.ids) - copied]:
             pool.share(block)
@@ -153,28 +183,11 @@ class KvSpace:
             if table.ids[-1] != hit.sources[group]:
                 self.copies.append(BlockCopy(group, hit.sources[group], table.ids[-1]))
 
-    def need(self, reach: int) -> tuple[int, ...]:
-        """Blocks of each group that are promised for positions [0, reach) without a hit."""
-        table = BlockTable()
-        table.reach = reach
-        return tuple(self._due(group, table) for group in range(len(self.groups)))
-
-    def releasable(self, owner: TableOwner) -> tuple[int, ...]:
-        """Blocks of each group that would be available if ``owner`` gave everything back."""
-        return tuple(
-            table.promised
-            + (
-                table.held
-                if pool.each_counts
-                else sum(pool.refs[block] == 1 for block in table.ids[table.first :])
-            )
-            for pool, table in zip(self.pools, owner.tables, strict=True)
-        )
-
-    def extend(self, owner: TableOwner, end: int, *, spare: int = 0) -> bool:
+    def extend(self, owner: TableOwner, end: int, *, spare: int = 0, lend: bool = False) -> bool:
         """Make the tables cover positions [0, end).
 
-        False, and nothing done, unless every pool keeps ``spare`` blocks available.
+        False, and nothing done, unless every pool keeps ``spare`` blocks available. With ``lend``, for rows
+        of a prompt: what is not ``owner``'s own comes out of what all share, and from nowhere else.
         """
         want = self.blocks(end)
         for table in owner.tables:
@@ -184,7 +197,7 @@ class KvSpace:
             return True  # as in most steps
         for pool, table in zip(self.pools, owner.tables, strict=True):
             more = want - len(table.ids) - table.promised
-            if more > 0 and more + spare > pool.available:
+            if more > 0 and (more > pool.kept if lend else more + spare > pool.available):
                 return False
         for pool, table in zip(self.pools, owner.tables, strict=True):
             for _ in range(want - len(table.ids)):
@@ -192,50 +205,69 @@ class KvSpace:
                 if table.promised:
                     table.promised -= 1
                     pool.promised -= 1
+                elif lend:
+                    table.lent += 1
+                    pool.lent += 1
         return True
 
     def trim(self, owner: TableOwner, computed: int) -> None:
-        """Give back the blocks wholly below the windows of a request with ``computed`` positions."""
+        """Give back the blocks wholly below the windows of a request with ``computed`` positions, none of
+        whose rows are in flight, and those that were lent to it.
+        """
         for index in self.windowed:
             group = self.groups[index]
             table, pool = owner.tables[index], self.pools[index]
             first = min(max(0, computed - group.window) // self.block_size, len(table.ids))
+            if first <= table.first and not table.lent:
+                continue  # its promise has followed what was taken
             for entry in range(table.first, first):
                 pool.drop(table.ids[entry])
                 table.ids[entry] = GONE
             table.first = max(table.first, first)
-            due = self._due(index, table)
-            pool.promised += due - table.promised
-            table.promised = due
+            promised, loose = self.claim(index, table)
+            pool.promised += promised - table.promised
+            pool.loose += loose - table.loose
+            pool.lent -= table.lent
+            table.promised, table.loose, table.lent = promised, loose, 0
 
     def release(self, owner: TableOwner) -> None:
         """Give everything back. Idempotent."""
         for pool, table in zip(self.pools, owner.tables, strict=False):
             pool.promised -= table.promised
+            pool.loose -= table.loose
+            pool.lent -= table.lent
             # The end of a chain first, so that its beginning, which others may share, is reused last.
             for entry in range(len(table.ids) - 1, table.first - 1, -1):
                 pool.drop(table.ids[entry])
         owner.tables = ()
 
-    def _due(self, group: int, table: BlockTable) -> int:
-        """Blocks still missing to reach ``table.reach``, beyond those that will have been given back."""
+    def claim(self, group: int, table: BlockTable) -> tuple[int, int]:
+        """Blocks still missing to reach ``table.reach``, beyond those that will have been given back: those
+        that it is to have itself, and those that a step may have to lend it.
+        """
         need = self.blocks(table.reach) - table.first
-        most = self._most[group]
-        if most is not None:
-            need = min(need, most)
-        return max(0, need - table.held)
+        bound = self._bounds[group]
+        if bound is None:
+            return max(0, need - table.held), 0
+        return max(0, min(need, bound.each) - table.held), max(0, min(need, bound.alone) - bound.each)
 
     def check(self, owners: Sequence[TableOwner]) -> None:
         """Raise AssertionError unless the pools hold exactly what ``owners`` have."""
         for index, pool in enumerate(self.pools):
             pool.check()
             refs = array("i", [0]) * pool.n_blocks
-            promised = 0
+            promised = loose = lent = 0
             for owner in owners:
                 if not owner.tables:
                     continue
                 table = owner.tables[index]
                 promised += table.promised
+                loose += table.loose
+                lent += table.lent
+                assert 0 <= table.lent <= table.loose, "more lent to a request than it may need"
+                assert (table.promised, table.loose) == self.claim(index, table), (
+                    "a promise is not what is missing"
+                )
                 assert all(block == GONE for block in table.ids[: table.first]), (
                     "a live entry below the window"
                 )
@@ -243,3 +275,34 @@ class KvSpace:
                     refs[block] += 1
             assert refs == pool.refs, f"KV group {index}: reference counts differ from the block tables"
             assert promised == pool.promised, f"KV group {index}: {pool.promised} promised, {promised} due"
+            assert (loose, lent) == (pool.loose, pool.lent), f"KV group {index}: lent blocks are miscounted"
+            assert pool.kept >= 0, f"KV group {index}: {pool.lent} blocks lent, more than a step may need"
+            assert pool.available >= 0, f"KV group {index}: {-pool.available} more promised than there are"
+
+
+class Room:
+    """The blocks that would be available in ``kv`` once some requests had given theirs back."""
+
+    def __init__(self, kv: KvSpace) -> None:
+        self._kv = kv
+        self._free = [pool.available + pool.kept for pool in kv.pools]
+        self._loose = [pool.loose for pool in kv.pools]
+
+    def give_back(self, owner: TableOwner) -> None:
+        """``owner``, of whom nothing is in flight, is one of them."""
+        for group, (pool, table) in enumerate(zip(self._kv.pools, owner.tables, strict=True)):
+            live = table.ids[table.first :]
+            freed = len(live) if pool.each_counts else sum(pool.refs[block] == 1 for block in live)
+            self._free[group] += table.promised + freed
+            self._loose[group] -= table.loose
+
+    def holds(self, reach: int, spare: Sequence[int]) -> bool:
+        """Whether [0, reach) of a request without a hit could be promised, and ``spare`` blocks be left."""
+        table = BlockTable()
+        table.reach = reach
+        for group, pool in enumerate(self._kv.pools):
+            promised, loose = self._kv.claim(group, table)
+            kept = min(pool.step, self._loose[group] + loose) - pool.lent
+            if promised + kept + spare[group] > self._free[group]:
+                return False
+        return True

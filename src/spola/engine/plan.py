@@ -64,10 +64,14 @@ class Plan:
         """Rows of prompts chosen so far."""
         return self._prompt_rows
 
+    def hold(self, rows: int) -> int:
+        """Prompts get no more than ``rows`` together, or what they were held to before. Gives that bound."""
+        self._bound = rows if self._bound is None else min(self._bound, rows)
+        return self._bound
+
     def crowd_out(self) -> int:
         """Further prompts get together as many rows as there are, or a few. Gives the rows of all prompts."""
-        self._bound = self._prompt_rows + max(self._prompt_rows, FLOOR_ROWS)
-        return self._bound
+        return self.hold(self._prompt_rows + max(self._prompt_rows, FLOOR_ROWS))
 
     def _prompts_fit(self, n: int, start: int) -> int:
         """``n`` rows of a prompt from ``start`` on, or as many of them as fit beside what is chosen."""

@@ -16,17 +16,22 @@ class BlockPool:
     """Reference counts and an intrusive LRU list of free blocks, all operations O(1).
 
     A freed block with a hash goes to the tail of the list and is reused last; one without goes to the head.
-    ``promised`` blocks are free but spoken for (see ``kv.KvSpace``): ``available`` leaves them out. With
-    ``each_counts`` it also leaves out one block for every owner after the first of a block, so that whoever
-    gives up a block can have another one, even if the block stays with its other owners.
+    ``promised`` blocks are free but spoken for (see ``kv.KvSpace``): ``available`` leaves them out. So it
+    does with ``kept`` ones: what owners may come to need beyond, ``loose`` blocks if each were alone and
+    ``step`` at most, less what is ``lent`` already. With ``each_counts`` it also leaves out one block for
+    every owner after the first of a block, so that whoever gives up a block can have another one, even if the
+    block stays with its other owners.
     """
 
-    def __init__(self, n_blocks: int, *, each_counts: bool = False) -> None:
+    def __init__(self, n_blocks: int, *, each_counts: bool = False, step: int = 0) -> None:
         if n_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {n_blocks}")
         self.n_blocks = n_blocks
         self.free = n_blocks
         self.promised = 0
+        self.step = step
+        self.loose = 0
+        self.lent = 0
         self.each_counts = each_counts
         self.surplus = 0  # owners after the first, over all blocks
         self.shared = 0  # blocks with several owners
@@ -40,7 +45,16 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        return self.free - self.promised - (self.surplus if self.each_counts else 0)
+        return self.room()
+
+    @property
+    def kept(self) -> int:
+        return min(self.step, self.loose) - self.lent
+
+    def room(self, loose: int = 0) -> int:
+        """What is available to somebody whose rows may need ``loose`` blocks beyond what is promised."""
+        kept = min(self.step, self.loose + loose) - self.lent
+        return self.free - self.promised - kept - (self.surplus if self.each_counts else 0)
 
     @property
     def used(self) -> int:

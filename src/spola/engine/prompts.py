@@ -221,5 +221,5 @@ class Prompts:
         return sum(r.reach for r in self._running) + request.reach <= self._shape.context
 
     def _extend(self, request: Request, rows: int) -> None:
-        if not self._kv.extend(request, request.computed + rows):
+        if not self._kv.extend(request, request.computed + rows, lend=True):
             raise AssertionError(f"request {request.id}: blocks promised at admission are not there")

@@ -73,7 +73,13 @@ class Scheduler:
             raise ConfigError(
                 f"a step budget of at least {budget.floor} rows never has a chunk of {self.shape.fixed_chunk}"
             )
-        self.kv = KvSpace(groups, n_blocks, block_size=self.shape.block_size, max_slice=self.shape.chunk)
+        self.kv = KvSpace(
+            groups,
+            n_blocks,
+            block_size=self.shape.block_size,
+            max_slice=self.shape.chunk,
+            max_rows=self.shape.rows if self.shape.fixed_chunk is None else None,
+        )
         self.cache = PrefixCache(
             self.kv,
             fixed_chunk=self.shape.fixed_chunk,
@@ -89,7 +95,7 @@ class Scheduler:
         self._batching = limits.batching
         self._choices: dict[int, set[int]] = {}  # id of choice 0 -> ids of the choices that are not finished
         self._deadlines = Deadlines()
-        self._spare = tuple(int(n * limits.watermark) for n in n_blocks)
+        self._spare = self.kv.spare(limits.watermark, self.shape.seqs)
         self._prompts = Prompts(
             limits,
             self.shape,
@@ -200,6 +206,8 @@ class Scheduler:
         shared = self._company.several(now)
         waited_for = self.budget is not None and (shared or any(r.decoding for r in self.running))
         plan = Plan(self.shape, self.budget if waited_for else None, short=shared)
+        if self._flying and (rows := self.kv.prompt_rows()) is not None:
+            plan.hold(rows)
         self._make_way(plan)
         for decodes, prefills in self._phases():
             if decodes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spola.engine.kv import KvSpace
+from spola.engine.kv import KvSpace, Room
 from spola.engine.request import Request
 
 __all__ = ["victim_for", "victims_for"]
@@ -45,8 +45,7 @@ def victims_for(
     of each group stay free as long as anybody else runs; ``context`` bounds the positions of all together.
     What the prefix cache holds of ``head`` is not looked at: it then needs less.
     """
-    need = kv.need(reach)
-    free = [pool.available for pool in kv.pools]
+    room = Room(kv)
     left = len(running)
     positions = sum(r.reach for r in running) + head.reach
     victims: list[Request] = []
@@ -54,12 +53,11 @@ def victims_for(
         if victim is not None:
             if victim.rank.priority <= head.rank.priority or victim.in_flight:
                 return []
-            free = [have + more for have, more in zip(free, kv.releasable(victim), strict=True)]
+            room.give_back(victim)
             left -= 1
             positions -= victim.reach
             victims.append(victim)
-        keep = spare if left else (0,) * len(need)
         fits = context is None or not left or positions <= context
-        if fits and left < seats and all(n + k <= f for n, k, f in zip(need, keep, free, strict=True)):
+        if fits and left < seats and room.holds(reach, spare if left else (0,) * len(spare)):
             return victims
     return []

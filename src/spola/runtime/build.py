@@ -263,6 +263,8 @@ def resolve(
         max_seqs=max_seqs,
         block_size=caps.block_size,
         max_slice=caps.prefill_chunk or step_tokens,
+        # With the prefix cache each has room for a step of its own: there the windows of ended texts stay.
+        max_rows=None if options.prefix_cache or caps.prefill_chunk else step_tokens,
         kv_memory=options.kv_memory,
         max_model_len=options.max_model_len,
     )

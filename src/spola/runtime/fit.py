@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from spola.core.errors import CapacityError, ConfigError
 from spola.core.runner import BLOCK_TOKENS, KvGroup
+from spola.engine.windows import WindowBound
 from spola.runtime.machine import Machine, describe_bytes
 
 __all__ = ["USABLE", "WORKSPACE", "Fit", "Layout", "fit", "widest_step"]
@@ -45,6 +46,7 @@ def fit(
     loading: int = 0,
     block_size: int = BLOCK_TOKENS,
     max_slice: int = BLOCK_TOKENS,
+    max_rows: int | None = None,
     kv_memory: int | float | None = None,
     max_model_len: int | None = None,
 ) -> Fit:
@@ -54,7 +56,8 @@ def fit(
     to ``max_model_len`` (sines and cosines).
     ``draft``: the part of ``weights`` that is a draft model's. ``loading``: the most bytes of weights at a
     time while they are loaded.
-    ``max_slice`` is the most rows one request has in a step: it bounds what a window group holds at once.
+    ``max_slice`` is the most rows one request has in a step and ``max_rows`` all together: they bound what a
+    window group holds at once. None: each request's window group is to hold its own step's rows.
     ``kv_memory`` (bytes, or as a float a fraction of what the process may use) and ``max_model_len`` (tokens)
     are what the person asked for, or None. By default
     the cache holds ``max_seqs`` requests of full length, or as much as half of the free memory.
@@ -87,7 +90,7 @@ def fit(
     if max_model_len is not None and max_model_len > trained:
         raise ConfigError(f"max_model_len is {max_model_len}, but the model was trained for {trained} tokens")
     wanted = max_model_len or min(trained, LONGEST)
-    layout = Layout(groups, block_size, max_seqs, max_slice)
+    layout = Layout(groups, block_size, max_seqs, max_slice, max_rows)
     if kv_memory is not None and kv_memory > left:
         raise CapacityError(
             f"kv_memory is {describe_bytes(kv_memory)}, but {describe_bytes(weights)} of weights{of_draft} "
@@ -127,12 +130,16 @@ def widest_step(step_tokens: int, max_seqs: int, longest: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How ``blocks`` of positions spread over groups: a window group needs no more than its windows."""
+    """How ``blocks`` of positions spread over groups: a window group needs no more than its windows.
+
+    ``max_slice``, ``max_rows`` as in ``fit``.
+    """
 
     groups: Sequence[KvGroup]
     block_size: int
     max_seqs: int
     max_slice: int
+    max_rows: int | None = None
 
     def ways(self, need: int, blocks: int, left: int) -> str:
         """What could be asked for instead of ``need`` tokens for each request."""
@@ -162,5 +169,7 @@ class Layout:
     def _ceiling(self, group: KvGroup, blocks: int) -> int:
         if group.kind != "window":
             return blocks
-        # Rows [start - window, start + rows) of each request, wherever they begin in a block.
-        return self.max_seqs * ((group.window + self.max_slice - 2) // self.block_size + 2)
+        bound = WindowBound.of(
+            group.window, block_size=self.block_size, max_slice=self.max_slice, max_rows=self.max_rows
+        )
+        return bound.together(self.max_seqs)
