@@ -104,18 +104,6 @@ def test_codes_are_the_decoding(dtype: str) -> None:
     _assert_same_bits(expected, decode(dtype, data, ROWS, COLS))
 
 
-def test_q6_k_also_gives_its_two_levels_of_scales() -> None:
-    parts = codes("Q6_K", _random_bytes("Q6_K", 3), ROWS, COLS)
-    assert parts.block_scale is not None
-    assert parts.sub_scale is not None
-    assert parts.block_scale.shape == (ROWS, COLS // 256)
-    assert parts.sub_scale.shape == (ROWS, COLS // 16)
-    assert parts.sub_scale.dtype == np.int8
-    product = np.repeat(parts.block_scale, 16, axis=1) * parts.sub_scale.astype(np.float32)
-    assert np.array_equal(product, parts.scale)
-    assert codes("Q4_K", _random_bytes("Q4_K", 3), ROWS, COLS).block_scale is None
-
-
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, lambda b: np.frombuffer(b, dtype=np.uint8)])
 def test_any_buffer_is_taken(wrap: type) -> None:
     data = _random_bytes("Q4_1", 1)

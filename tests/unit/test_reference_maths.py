@@ -138,16 +138,10 @@ def linear_by_hand(
         amax = np.abs(block).max()
         d = amax / F(127)
         a = np.rint(block * (F(127) / amax)).astype(int)
-        if dtype == "Q6_K":
-            halves = [int(q[k : k + 16] @ a[k - j * 32 : k - j * 32 + 16]) for k in (j * 32, j * 32 + 16)]
-            sc = stored.sub_scale[row].astype(int)
-            total = int(sc[2 * j]) * halves[0] + int(sc[2 * j + 1]) * halves[1]
-            acc = fma(stored.block_scale[row, j // 8] * d, exact(Fraction(total)), acc)
-            continue
         for k in range(0, 32, g):
             group = (j * 32 + k) // g
             dot = int(q[j * 32 + k : j * 32 + k + g] @ a[k : k + g])
-            acc = fma(stored.scale[row, group] * d, F(dot), acc)
+            acc = fma(d, stored.scale[row, group] * F(dot), acc)
             if stored.min is not None:
                 acc = fma(stored.min[row, group], d * F(int(a[k : k + g].sum())), acc)
     return acc

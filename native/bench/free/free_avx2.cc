@@ -31,8 +31,7 @@ SPOLA_INLINE void add_block(__m256 (&acc)[2], const uint8_t* p, const RowsA8<1>&
   for (int h = 0; h < 2; ++h) {
     __m256i i = dot_block(p + kQs + h * 32, rows.q[0] + b * kBlock);
     if constexpr (!Min) i = _mm256_add_epi32(i, zero);
-    const __m256 d = _mm256_mul_ps(load_half8(p + h * 16), da);
-    acc[h] = _mm256_fmadd_ps(d, _mm256_cvtepi32_ps(i), acc[h]);
+    acc[h] = _mm256_fmadd_ps(scaled(i, load_half8(p + h * 16)), da, acc[h]);
     if constexpr (Min) {
       acc[h] = _mm256_fmadd_ps(load_half8(p + u4sm::kM + h * 16), _mm256_broadcast_ss(rows.s[0] + b), acc[h]);
     }

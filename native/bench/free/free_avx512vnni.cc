@@ -13,7 +13,7 @@ template <bool Min>
 SPOLA_INLINE void add_block(__m512& acc, const uint8_t* p, const RowsA8<1>& rows, long b) {
   constexpr int kQs = Min ? u4sm::kQs : u4s::kQs;
   const __m512i mask = _mm512_set1_epi8(15);
-  __m512i low = _mm512_setzero_si512(), high = _mm512_setzero_si512();
+  __m512i low = _mm512_set1_epi32(kMagicBits), high = _mm512_setzero_si512();
   if constexpr (!Min) dot2(low, pair_of(-8, -8), rows.halves(0, b));
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
@@ -21,8 +21,8 @@ SPOLA_INLINE void add_block(__m512& acc, const uint8_t* p, const RowsA8<1>& rows
     dot4(low, _mm512_and_si512(raw, mask), rows.codes(0, b * kBlock + 4 * j));
     dot4(high, _mm512_and_si512(_mm512_srli_epi16(raw, 4), mask), rows.codes(0, b * kBlock + 16 + 4 * j));
   }
-  const __m512 i = _mm512_cvtepi32_ps(_mm512_add_epi32(low, high));
-  acc = _mm512_fmadd_ps(_mm512_mul_ps(load_half16(p), rows.scale(0, b)), i, acc);
+  const __m512 scale = load_half16(p);
+  acc = _mm512_fmadd_ps(scaled(_mm512_add_epi32(low, high), scale, origin_of(scale)), rows.scale(0, b), acc);
   if constexpr (Min) acc = _mm512_fmadd_ps(load_half16(p + u4sm::kM), rows.scaled_sum(0, b), acc);
 }
 
@@ -54,7 +54,7 @@ SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
       _mm512_store_si512(codes, _mm512_and_si512(raw, mask));
       _mm512_store_si512(codes + 4 * kGroupBytes, _mm512_and_si512(_mm512_srli_epi16(raw, 4), mask));
     }
-    _mm512_store_ps(to.scale[b], load_half16(p));
+    store_scale(to, b, load_half16(p));
     if constexpr (Min) _mm512_store_ps(to.min[b], load_half16(p + u4sm::kM));
   }
   return p;
@@ -105,7 +105,7 @@ const Kernels kAvx512vnni{"avx512vnni",
                           rms_norm_free<Vector>,
                           one<false>,
                           one<true>,
-                          many<false, Scaled<8>>,
+                          many<false, Scaled<RowPlane::kZero8>>,
                           many<true, ScaledMin>};
 
 }  // namespace spola::free_order

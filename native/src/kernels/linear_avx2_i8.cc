@@ -131,8 +131,8 @@ struct Generic {
 #pragma GCC unroll 4
       for (int r = 0; r < MR; ++r) {
         const __m256 da = _mm256_broadcast_ss(rows.d[r] + k / kBlock);
-        acc.fma(r, 0, _mm256_mul_ps(load_float8(p), da), _mm256_cvtepi32_ps(sum[r][0]));
-        acc.fma(r, 1, _mm256_mul_ps(load_float8(p + 32), da), _mm256_cvtepi32_ps(sum[r][1]));
+        acc.fma(r, 0, scaled(sum[r][0], load_float8(p)), da);
+        acc.fma(r, 1, scaled(sum[r][1], load_float8(p + 32)), da);
         if constexpr (Min) {
           const __m256 s = min_factor(rows, r, k, da);
           acc.fma(r, 0, load_float8(p + kFloatPlane), s);

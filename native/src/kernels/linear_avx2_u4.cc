@@ -66,14 +66,14 @@ void u4s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
 #pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) {
         const __m256i i = _mm256_add_epi32(pair_sum(chain[r][h]), zero);
-        acc.fma(r, h, _mm256_mul_ps(d[h], da), _mm256_cvtepi32_ps(i));
+        acc.fma(r, h, scaled(i, d[h]), da);
       }
     }
   }
   acc.store();
 }
 
-// acc = fma(scale(h) * da, float(i), acc), then fma(min(h), s, acc). A half of the tile after the other:
+// acc = fma(da, scale(h) * float(i), acc), then fma(min(h), s, acc). A half of the tile after the other:
 // scales and mins of both would not fit into the registers beside the chains.
 template <int MR, class Scale, class Min>
 SPOLA_INLINE void add_scale_min(Accumulators<MR>& acc, const __m256i (&chain)[MR][2], Scale scale, Min min,
@@ -83,9 +83,8 @@ SPOLA_INLINE void add_scale_min(Accumulators<MR>& acc, const __m256i (&chain)[MR
     const __m256 d = scale(h), m = min(h);
 #pragma GCC unroll 4
     for (int r = 0; r < MR; ++r) {
-      const __m256 i = _mm256_cvtepi32_ps(pair_sum(chain[r][h]));
-      const __m256 da = _mm256_mul_ps(d, _mm256_broadcast_ss(rows.d[r] + b));
-      const __m256 sum = _mm256_fmadd_ps(da, i, acc.get(r, h));
+      const __m256 product = scaled(pair_sum(chain[r][h]), d);
+      const __m256 sum = _mm256_fmadd_ps(product, _mm256_broadcast_ss(rows.d[r] + b), acc.get(r, h));
       acc.set(r, h, _mm256_fmadd_ps(m, _mm256_broadcast_ss(rows.s[r] + b), sum));
     }
   }

@@ -67,22 +67,22 @@ void u5s(N, const uint8_t* p, const Activations& a, int row0, float* out) {
 #pragma GCC unroll 4
       for (int r = 0; r < MR; ++r) {
         const __m256i zero = _mm256_madd_epi16(bcast4(rows.h[r] + b * 2), _mm256_set1_epi16(-16));
-        const __m256 i = _mm256_cvtepi32_ps(_mm256_add_epi32(sum[r], zero));
-        acc.fma(r, h, _mm256_mul_ps(d, _mm256_broadcast_ss(rows.d[r] + b)), i);
+        const __m256 product = scaled(_mm256_add_epi32(sum[r], zero), d);
+        acc.fma(r, h, product, _mm256_broadcast_ss(rows.d[r] + b));
       }
     }
   }
   acc.store();
 }
 
-// acc = fma(scale * da, float(sum), acc), then fma(min, s, acc), for half h.
+// acc = fma(da, scale * float(sum), acc), then fma(min, s, acc), for half h.
 template <int MR>
 SPOLA_INLINE void add_scale_min(Accumulators<MR>& acc, int h, const __m256i (&sum)[MR], __m256 scale,
                                 __m256 min, const RowsA8<MR>& rows, long b) {
 #pragma GCC unroll 4
   for (int r = 0; r < MR; ++r) {
     const __m256 da = _mm256_broadcast_ss(rows.d[r] + b), s = _mm256_broadcast_ss(rows.s[r] + b);
-    const __m256 t = _mm256_fmadd_ps(_mm256_mul_ps(scale, da), _mm256_cvtepi32_ps(sum[r]), acc.get(r, h));
+    const __m256 t = _mm256_fmadd_ps(scaled(sum[r], scale), da, acc.get(r, h));
     acc.set(r, h, _mm256_fmadd_ps(min, s, t));
   }
 }

@@ -1,7 +1,8 @@
 // Q6_K weights times A8 activations.
 //
-// Codes stay unsigned (0..63): two products fit in int16 (2 * 2 * 63 * 127 = 32004), and the widening madd
-// multiplies by the int8 scale of the 16 columns at once. The zero point of 32 is taken off in int32.
+// Codes stay unsigned (0..63): two products fit in int16 (2 * 2 * 63 * 127 = 32004). Sums of 16 columns start
+// where the zero point of 32 is off and their bits become f32 (magic.h).
+#include "kernels/magic.h"
 #include "kernels/simd_avx2.h"
 #include "kernels/variants.h"
 
@@ -20,18 +21,48 @@ SPOLA_INLINE __m256i codes(const uint8_t* low, const uint8_t* high) {
                          _mm256_and_si256(h, _mm256_set1_epi8(0x30)));
 }
 
-// sum[r] (+)= scale * (dot of 8 columns at `at`)
+// sum[r] (+)= dot of 8 columns at `at`
 template <int Q, bool First, int MR>
-SPOLA_INLINE void dot8(__m256i (&sum)[MR], const uint8_t* low, const uint8_t* high, __m256i scale,
+SPOLA_INLINE void dot8(__m256i (&sum)[MR], const uint8_t* low, const uint8_t* high,
                        const int8_t* const (&q)[MR], long at) {
   __m256i chain[MR];
   chain_add<true>(chain, codes<Q>(low, high), q, at);
   chain_add<false>(chain, codes<Q>(low + kGroupBytes, high + kGroupBytes), q, at + 4);
 #pragma GCC unroll 4
   for (int r = 0; r < MR; ++r) {
-    const __m256i part = _mm256_madd_epi16(chain[r], scale);
+    const __m256i part = pair_sum(chain[r]);
     sum[r] = First ? part : _mm256_add_epi32(sum[r], part);
     SPOLA_PIN(sum[r]);
+  }
+}
+
+// d times the int8 scale of half H of 32 columns, of which each row has a pair; exact.
+template <int H>
+SPOLA_INLINE __m256 half_scale(const uint8_t* d, const uint8_t* scales) {
+  __m256i pairs = _mm256_cvtepi8_epi16(load128(scales));
+  if constexpr (H == 0) pairs = _mm256_slli_epi32(pairs, 16);
+  return _mm256_mul_ps(load_half8(d), _mm256_cvtepi32_ps(_mm256_srai_epi32(pairs, 16)));
+}
+
+// Half H of 32 columns, quarter Q of the half record whose codes are at low and high.
+template <int Q, int H, int MR>
+SPOLA_INLINE void columns16(Accumulators<MR, false>& acc, int h, const uint8_t* low, const uint8_t* high,
+                            const uint8_t* d, const uint8_t* scales, const int32_t (&start)[MR][2],
+                            const RowsA8<MR>& rows, long b) {
+  const long at = b * kBlock + H * 16;
+  low += H * 4 * kGroupBytes;
+  high += H * 4 * kGroupBytes;
+  __m256i sum[MR];
+  dot8<Q, true>(sum, low, high, rows.q, at);
+  dot8<Q, false>(sum, low + 2 * kGroupBytes, high + 2 * kGroupBytes, rows.q, at + 8);
+  __asm__("" : "+r"(d), "+r"(scales), "+x"(sum[MR - 1]));  // there are no registers for scales before
+  const __m256 scale = half_scale<H>(d + h * 16, scales + h * 16);
+  const __m256 origin = _mm256_mul_ps(scale, _mm256_set1_ps(-kMagic));
+#pragma GCC unroll 4
+  for (int r = 0; r < MR; ++r) {
+    const __m256i i = _mm256_add_epi32(sum[r], bcast4(&start[r][H]));
+    const __m256 product = _mm256_fmadd_ps(scale, _mm256_castsi256_ps(i), origin);
+    acc.fma(r, h, product, _mm256_castsi256_ps(bcast4(rows.d[r] + b)));
   }
 }
 
@@ -39,29 +70,21 @@ SPOLA_INLINE void dot8(__m256i (&sum)[MR], const uint8_t* low, const uint8_t* hi
 template <int Q, int MR>
 SPOLA_INLINE void quarter(Accumulators<MR, false>& acc, const uint8_t* half, const uint8_t* d,
                           const uint8_t* scales, const RowsA8<MR>& rows, long b) {
-  const __m256i even = _mm256_set1_epi32(0x01000100), odd = _mm256_set1_epi32(0x03020302);
-  // The same for each dword of a 128-bit half: bytes 4i, 4i + 1 (or 4i + 2, 4i + 3), twice.
-  const __m256i lane =
-      _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
+  int32_t start[MR][2];
+#pragma GCC unroll 4
+  for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      start[r][i] = kMagicBits - 32 * rows.h[r][2 * b + i];
+      __asm__("" : "+m"(start[r][i]));  // GCC would make vectors of them
+    }
+  }
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
-    const __m256i pair = _mm256_cvtepi8_epi16(load128(scales + h * 16));
-    const __m256i first = _mm256_shuffle_epi8(pair, _mm256_add_epi8(lane, even));
-    const __m256i second = _mm256_shuffle_epi8(pair, _mm256_add_epi8(lane, odd));
     const uint8_t* low = half + Q % 2 * 8 * kGroupBytes + h * 32;
     const uint8_t* high = half + u6k::kHigh + h * 32;
-    __m256i sum[MR];
-    dot8<Q, true>(sum, low, high, first, rows.q, b * kBlock);
-    dot8<Q, false>(sum, low + 2 * kGroupBytes, high + 2 * kGroupBytes, first, rows.q, b * kBlock + 8);
-    dot8<Q, false>(sum, low + 4 * kGroupBytes, high + 4 * kGroupBytes, second, rows.q, b * kBlock + 16);
-    dot8<Q, false>(sum, low + 6 * kGroupBytes, high + 6 * kGroupBytes, second, rows.q, b * kBlock + 24);
-    const __m256 dw = load_half8(d + h * 16);
-#pragma GCC unroll 4
-    for (int r = 0; r < MR; ++r) {
-      const __m256i zero = _mm256_slli_epi32(_mm256_madd_epi16(pair, bcast4(rows.h[r] + b * 2)), 5);
-      const __m256 i = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum[r], zero));
-      acc.fma(r, h, _mm256_mul_ps(dw, _mm256_broadcast_ss(rows.d[r] + b)), i);
-    }
+    columns16<Q, 0>(acc, h, low, high, d, scales, start, rows, b);
+    columns16<Q, 1>(acc, h, low, high, d, scales, start, rows, b);
   }
 }
 

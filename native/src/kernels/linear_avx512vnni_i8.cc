@@ -122,7 +122,12 @@ struct Generic {
       ahead.fetch<kBytes>(p);
       __m512i sum[MR];
       dot_a8(sum, p + kCodes, rows, k);
-      add_scaled(acc, sum, load_float16(p), rows, k / kBlock);
+      const __m512 scale = load_float16(p);
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; ++r) {
+        const __m512 product = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum[r]), _mm512_setzero_ps());
+        acc[r] = _mm512_fmadd_ps(product, rows.scale(r, k / kBlock), acc[r]);
+      }
       if constexpr (Min) {
 #pragma GCC unroll 16
         for (int r = 0; r < MR; ++r) {

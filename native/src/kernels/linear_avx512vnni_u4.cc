@@ -48,7 +48,7 @@ void u4sm(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   for (long b = 0; b < rows.blocks; ++b, p += u4sm::kBytes) {
     ahead.fetch<u4sm::kBytes>(p);
     __m512i sum[MR];
-    clear(sum);
+    start(sum);
     dot_split(sum, p + u4sm::kQs, rows, b * kBlock);
     add_scale_min(acc, sum, load_half16(p + u4sm::kD), load_half16(p + u4sm::kM), rows, b);
   }
@@ -71,7 +71,7 @@ struct Zeros {
         const uint8_t* qs = p + u4z::kQs + i * u4z::kBlockBytes;
         ahead.fetch<u4z::kBlockBytes>(qs);
         __m512i sum[MR];
-        clear(sum);
+        start(sum);
         dot_split(sum, qs, rows, (b + i) * kBlock);
         const __m512 d = load_half16(p + u4z::kD);
         const __m512 m = _mm512_xor_ps(_mm512_mul_ps(d, load_half16(p + u4z::kZ)), _mm512_set1_ps(-0.0f));
@@ -87,7 +87,7 @@ template <int Shift, int MR>
 SPOLA_INLINE void sub_block(__m512 (&acc)[MR], const uint8_t* qs, const float* scale, const float* min,
                             const RowsA8<MR>& rows, long b) {
   __m512i sum[MR];
-  clear(sum);
+  start(sum);
 #pragma GCC unroll 8
   for (int j = 0; j < 8; ++j) {
     __m512i w = load512(qs + j * kGroupBytes);
@@ -134,13 +134,13 @@ SPOLA_INLINE void split_block(const uint8_t* qs, uint8_t* codes) {
   split<4>(qs, codes, codes + 4 * kGroupBytes);
 }
 
-struct ManyU4S : Scaled<8> {
+struct ManyU4S : Scaled<RowPlane::kZero8> {
   using Panel = avx512vnni::Panel;
 
   static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
     for (int b = 0; b < blocks; ++b, p += u4s::kBytes) {
       split_block(p + u4s::kQs, to.codes[b]);
-      _mm512_store_ps(to.scale[b], load_half16(p + u4s::kD));
+      store_scale(to, b, load_half16(p + u4s::kD));
     }
     return p;
   }
@@ -152,7 +152,7 @@ struct ManyU4SM : ScaledMin {
   static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
     for (int b = 0; b < blocks; ++b, p += u4sm::kBytes) {
       split_block(p + u4sm::kQs, to.codes[b]);
-      _mm512_store_ps(to.scale[b], load_half16(p + u4sm::kD));
+      store_scale(to, b, load_half16(p + u4sm::kD));
       _mm512_store_ps(to.min[b], load_half16(p + u4sm::kM));
     }
     return p;
@@ -164,6 +164,7 @@ struct ManyU4K : ScaledMin {
 
   static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int) {
     load_kscales(p, to.scale, to.min);
+    store_origins(to);
     for (int i = 0; i < 4; ++i) {
       const uint8_t* pair = p + u4k::kPairs + i * u4k::kPairBytes;
       split<8>(pair, to.codes[2 * i], to.codes[2 * i + 1]);

@@ -62,7 +62,7 @@ void u5sm(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   for (long b = 0; b < rows.blocks; ++b, p += u5sm::kBytes) {
     ahead.fetch<u5sm::kBytes>(p);
     __m512i sum[MR];
-    clear(sum);
+    start(sum);
     dot_split(sum, p + u5sm::kQs, p + u5sm::kPlane, rows, b * kBlock);
     add_scale_min(acc, sum, load_half16(p + u5sm::kD), load_half16(p + u5sm::kM), rows, b);
   }
@@ -76,7 +76,7 @@ SPOLA_INLINE void sub_block(__m512 (&acc)[MR], const uint8_t* pair, const float*
   const __m512i bits = load512(pair + (Shift != 0 ? kGroupBytes : 0));
   const uint8_t* qs = pair + u5k::kPlanes;
   __m512i sum[MR];
-  clear(sum);
+  start(sum);
   dot16<Shift, 0>(sum, qs, bits, rows, b * kBlock);
   dot16<Shift, 4>(sum, qs + 4 * kGroupBytes, bits, rows, b * kBlock + 16);
   add_scale_min(acc, sum, _mm512_load_ps(scale), _mm512_load_ps(min), rows, b);
@@ -118,13 +118,13 @@ SPOLA_INLINE void unpack_split(const uint8_t* qs, const uint8_t* plane, uint8_t*
   unpack4<4, 4>(qs, bits, to + 4 * kGroupBytes);
 }
 
-struct ManyU5S : Scaled<16> {
+struct ManyU5S : Scaled<RowPlane::kZero16> {
   using Panel = avx512vnni::Panel;
 
   static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
     for (int b = 0; b < blocks; ++b, p += u5s::kBytes) {
       unpack_split(p + u5s::kQs, p + u5s::kPlane, to.codes[b]);
-      _mm512_store_ps(to.scale[b], load_half16(p + u5s::kD));
+      store_scale(to, b, load_half16(p + u5s::kD));
     }
     return p;
   }
@@ -136,7 +136,7 @@ struct ManyU5SM : ScaledMin {
   static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
     for (int b = 0; b < blocks; ++b, p += u5sm::kBytes) {
       unpack_split(p + u5sm::kQs, p + u5sm::kPlane, to.codes[b]);
-      _mm512_store_ps(to.scale[b], load_half16(p + u5sm::kD));
+      store_scale(to, b, load_half16(p + u5sm::kD));
       _mm512_store_ps(to.min[b], load_half16(p + u5sm::kM));
     }
     return p;
@@ -148,6 +148,7 @@ struct ManyU5K : ScaledMin {
 
   static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int) {
     load_kscales(p, to.scale, to.min);
+    store_origins(to);
     for (int i = 0; i < 4; ++i) {
       const uint8_t* pair = p + u5k::kPairs + i * u5k::kPairBytes;
       const uint8_t* qs = pair + u5k::kPlanes;

@@ -69,13 +69,16 @@ struct Dot {
     for (int r = 0; r < MR; ++r) sum[r] = S::zero_sum();
   }
 
-  // acc = fma(scale * da, float(sum), acc)
+  // scale * float(sum), and +0 where that is zero
+  static SPOLA_INLINE F scaled(Sum sum, F scale) { return S::fma(scale, S::to_float(sum), S::zero()); }
+
+  // acc = fma(da, scale * float(sum), acc)
   template <int MR, class Accumulators>
   static SPOLA_INLINE void add_scaled(Accumulators& acc, int part, const Sum (&sum)[MR], F scale,
                                       const RowsA8<MR>& rows, long b) {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
-      acc.set(r, part, S::fma(S::mul(scale, rows.scale(r, b)), S::to_float(sum[r]), acc.get(r, part)));
+      acc.set(r, part, S::fma(scaled(sum[r], scale), rows.scale(r, b), acc.get(r, part)));
     }
   }
 
@@ -85,7 +88,7 @@ struct Dot {
                                          const RowsA8<MR>& rows, long b) {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
-      const F t = S::fma(S::mul(scale, rows.scale(r, b)), S::to_float(sum[r]), acc.get(r, part));
+      const F t = S::fma(scaled(sum[r], scale), rows.scale(r, b), acc.get(r, part));
       acc.set(r, part, S::fma(min, rows.scaled_sum(r, b), t));
     }
   }

@@ -1,9 +1,6 @@
 // Q6_K weights times A8 activations. See linear_dot.h.
 //
-// The dots of both halves of 32 columns, zero point taken off, are exact in int32 and at most 16 * 32 * 127 =
-// 65024, so that they and their products with int8 scales (at most 2 * 128 * 65024 < 2^24 in all) are exact
-// in f32 too: the integer i of docs/numerics.md is formed by two FMAs, which are cheaper than products of
-// int32.
+// Codes stay unsigned. Sums of 16 columns are exact in int32 and start at -32 times the sum of the activations.
 #pragma once
 
 #include "kernels/linear_dot.h"
@@ -39,19 +36,12 @@ struct SixBits {
     for (int part = 0; part < S::kParts; ++part) {
       F first, second;
       S::scale_pairs(scales + halves_of<S>(part), &first, &second);
-      Sum sum[MR];
-      F i[MR];
-      dot16<Q, 0>(sum, half + codes_of<S>(part), rows, b);
-// Adding +0 keeps a zero positive, as that of an integer is.
-#pragma GCC unroll 16
-      for (int r = 0; r < MR; ++r) i[r] = S::fma(first, S::to_float(sum[r]), S::zero());
-      dot16<Q, 1>(sum, half + codes_of<S>(part), rows, b);
       const F dw = S::load_half(d + halves_of<S>(part));
-#pragma GCC unroll 16
-      for (int r = 0; r < MR; ++r) {
-        i[r] = S::fma(second, S::to_float(sum[r]), i[r]);
-        acc.set(r, part, S::fma(S::mul(dw, rows.scale(r, b)), i[r], acc.get(r, part)));
-      }
+      Sum sum[MR];
+      dot16<Q, 0>(sum, half + codes_of<S>(part), rows, b);
+      D::add_scaled(acc, part, sum, S::mul(dw, first), rows, b);
+      dot16<Q, 1>(sum, half + codes_of<S>(part), rows, b);
+      D::add_scaled(acc, part, sum, S::mul(dw, second), rows, b);
     }
   }
 
@@ -60,7 +50,7 @@ struct SixBits {
     constexpr int MR = N::value;
     const Ahead ahead(a, p);
     const RowsA8<MR> rows(a, row0);
-    typename S::template MemoryAccumulators<MR> acc(out);  // registers go to the two stages of i
+    typename S::template Accumulators<MR> acc(out);
     for (long b = 0; b < rows.blocks; b += 8, p += u6k::kBytes) {
       ahead.fetch<u6k::kHalves>(p);
       for (long i = 0; i < 2; ++i) {

@@ -141,6 +141,9 @@ struct U4Z {
   }
 };
 
+// Rounded once; a zero is +0.
+float scaled(float scale, int32_t i) { return std::fmaf(scale, static_cast<float>(i), 0.0f); }
+
 template <class Scheme>
 void tile_a8(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) {
   const int blocks = a.k / kBlock;
@@ -153,7 +156,7 @@ void tile_a8(const uint8_t* tile, const Activations& a, int row0, int rows, floa
       for (int b = 0; b < blocks; ++b) {
         int32_t dot = 0;
         for (int k = 0; k < kBlock; ++k) dot += Scheme::code(tile, b, lane, k) * q[b * kBlock + k];
-        acc = std::fmaf(Scheme::scale(tile, b, lane) * d[b], static_cast<float>(dot), acc);
+        acc = std::fmaf(d[b], scaled(Scheme::scale(tile, b, lane), dot), acc);
         if (Scheme::kMin) acc = std::fmaf(Scheme::min(tile, b, lane), s[b], acc);
       }
       out[r * kTileRows + lane] = acc;
@@ -207,8 +210,7 @@ void generic_a8(const uint8_t* tile, const Activations& a, int row0, int rows, f
       float acc = 0;
       for (int g = 0; g < a.k / Group; ++g) {
         const float da = d[g * Group / kBlock];
-        const float dot = static_cast<float>(G::dot(tile, g, lane, q + g * Group));
-        acc = std::fmaf(G::scale(tile, g, lane) * da, dot, acc);
+        acc = std::fmaf(da, scaled(G::scale(tile, g, lane), G::dot(tile, g, lane, q + g * Group)), acc);
         if (Min) acc = std::fmaf(G::min(tile, g, lane), da * sum_codes<Group>(q + g * Group), acc);
       }
       out[r * kTileRows + lane] = acc;
@@ -286,8 +288,11 @@ void tile_u6k_a8(const uint8_t* tile, const Activations& a, int row0, int rows, 
           dot[k / 16] += code_u6k(record, lane, b % 8 * kBlock + k) * q[b * kBlock + k];
         }
         const uint8_t* sc = record + u6k::kScales + b % 8 * 32 + lane * 2;
-        const int32_t i = static_cast<int8_t>(sc[0]) * dot[0] + static_cast<int8_t>(sc[1]) * dot[1];
-        acc = std::fmaf(half_at(record + u6k::kD, lane) * d[b], static_cast<float>(i), acc);
+        for (int h = 0; h < 2; ++h) {
+          const float scale =
+              half_at(record + u6k::kD, lane) * static_cast<float>(static_cast<int8_t>(sc[h]));
+          acc = std::fmaf(d[b], scaled(scale, dot[h]), acc);
+        }
       }
       out[r * kTileRows + lane] = acc;
     }

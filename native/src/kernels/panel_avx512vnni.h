@@ -18,6 +18,7 @@ constexpr int kBlockBytes = 8 * kGroupBytes;  // the codes of one block, as byte
 struct Panel {
   alignas(64) uint8_t codes[kPanelBlocks][kBlockBytes];
   alignas(64) float scale[kPanelBlocks][kTileRows];
+  alignas(64) float origin[kPanelBlocks][kTileRows];
   alignas(64) float min[kPanelBlocks][kTileRows];
 };
 
@@ -31,14 +32,12 @@ struct GroupRecord {
     return reinterpret_cast<const int8_t*>(p) + r * kBlock + at;
   }
   template <class T>
-  SPOLA_INLINE T plane(int i, int r) const {
-    return reinterpret_cast<const T*>(p + MR * kBlock)[i * MR + r];
+  SPOLA_INLINE T plane(RowPlane i, int r) const {
+    return reinterpret_cast<const T*>(p + MR * kBlock)[static_cast<int>(i) * MR + r];
   }
-  SPOLA_INLINE __m512 scale(int r) const { return _mm512_set1_ps(plane<float>(0, r)); }
-  SPOLA_INLINE __m512 scaled_sum(int r) const { return _mm512_set1_ps(plane<float>(1, r)); }
-  SPOLA_INLINE __m512i zero8(int r) const { return _mm512_set1_epi32(plane<int32_t>(2, r)); }
-  SPOLA_INLINE __m512i first(int r) const { return _mm512_set1_epi32(plane<int32_t>(3, r)); }
-  SPOLA_INLINE __m512i second(int r) const { return _mm512_set1_epi32(plane<int32_t>(4, r)); }
+  SPOLA_INLINE __m512 scale(int r) const { return _mm512_set1_ps(plane<float>(RowPlane::kScale, r)); }
+  SPOLA_INLINE __m512 scaled_sum(int r) const { return _mm512_set1_ps(plane<float>(RowPlane::kScaledSum, r)); }
+  SPOLA_INLINE __m512i start(RowPlane i, int r) const { return _mm512_set1_epi32(plane<int32_t>(i, r)); }
 };
 
 // sum[r] += dot of 4 * Groups columns from `at` on.
@@ -58,47 +57,52 @@ SPOLA_INLINE void load_sums(__m512 (&acc)[MR], const float* out) {
   for (int r = 0; r < MR; ++r) acc[r] = load_float16(out + r * kTileRows);
 }
 
-// Scale only: codes less Zero, which is 8 or 16.
-template <int Zero>
-struct Scaled {
-  static constexpr bool kSumsInMemory = false;
+// acc = fma(da, scale * i, acc)
+template <int MR>
+SPOLA_INLINE void add_scaled(__m512 (&acc)[MR], const __m512i (&sum)[MR], const float* scale,
+                             const float* origin, const GroupRecord<MR>& rows) {
+  const __m512 w = _mm512_load_ps(scale), from = _mm512_load_ps(origin);
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) acc[r] = _mm512_fmadd_ps(scaled(sum[r], w, from), rows.scale(r), acc[r]);
+}
 
+SPOLA_INLINE void store_scale(Panel& to, int b, __m512 scale) {
+  _mm512_store_ps(to.scale[b], scale);
+  _mm512_store_ps(to.origin[b], origin_of(scale));
+}
+
+SPOLA_INLINE void store_origins(Panel& to) {
+#pragma GCC unroll 8
+  for (int b = 0; b < kPanelBlocks; ++b) {
+    _mm512_store_ps(to.origin[b], origin_of(_mm512_load_ps(to.scale[b])));
+  }
+}
+
+// Scale only: codes less a zero point, which is taken off where sums start, in plane `Start`.
+template <RowPlane Start>
+struct Scaled {
   template <int MR>
   static SPOLA_INLINE void block(__m512 (&acc)[MR], const Panel& panel, long b,
                                  const GroupRecord<MR>& rows) {
     __m512i sum[MR];
 #pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) {
-      sum[r] = rows.zero8(r);
-      if constexpr (Zero == 16) sum[r] = _mm512_add_epi32(sum[r], sum[r]);
-    }
+    for (int r = 0; r < MR; ++r) sum[r] = rows.start(Start, r);
     dot_bytes<8>(sum, panel.codes[b], rows, 0);
-    const __m512 scale = _mm512_load_ps(panel.scale[b]);
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) {
-      acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(scale, rows.scale(r)), _mm512_cvtepi32_ps(sum[r]), acc[r]);
-    }
+    add_scaled(acc, sum, panel.scale[b], panel.origin[b], rows);
   }
 };
 
 struct ScaledMin {
-  static constexpr bool kSumsInMemory = false;
-
   template <int MR>
   static SPOLA_INLINE void block(__m512 (&acc)[MR], const Panel& panel, long b,
                                  const GroupRecord<MR>& rows) {
     __m512i sum[MR];
-// GCC would make one zero and copy it, which costs a port what this does not.
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) __asm__("vpxord %0, %0, %0" : "=v"(sum[r]));
+    start(sum);
     dot_bytes<8>(sum, panel.codes[b], rows, 0);
-    const __m512 scale = _mm512_load_ps(panel.scale[b]), min = _mm512_load_ps(panel.min[b]);
+    add_scaled(acc, sum, panel.scale[b], panel.origin[b], rows);
+    const __m512 min = _mm512_load_ps(panel.min[b]);
 #pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) {
-      const __m512 i = _mm512_cvtepi32_ps(sum[r]);
-      const __m512 t = _mm512_fmadd_ps(_mm512_mul_ps(scale, rows.scale(r)), i, acc[r]);
-      acc[r] = _mm512_fmadd_ps(min, rows.scaled_sum(r), t);
-    }
+    for (int r = 0; r < MR; ++r) acc[r] = _mm512_fmadd_ps(min, rows.scaled_sum(r), acc[r]);
   }
 };
 
@@ -107,18 +111,14 @@ template <class Format, int MR>
 SPOLA_NOINLINE void multiply(const typename Format::Panel& panel, int blocks, const uint8_t* records,
                              float* out) {
   GroupRecord<MR> rows{records};
-  if constexpr (Format::kSumsInMemory) {
-    for (long b = 0; b < blocks; ++b, rows.p += rows.kBytes) Format::block(out, panel, b, rows);
-  } else {
-    __m512 acc[MR];
-    load_sums(acc, out);
-    for (long b = 0; b < blocks; ++b, rows.p += rows.kBytes) Format::block(acc, panel, b, rows);
-    store(acc, out);
-  }
+  __m512 acc[MR];
+  load_sums(acc, out);
+  for (long b = 0; b < blocks; ++b, rows.p += rows.kBytes) Format::block(acc, panel, b, rows);
+  store(acc, out);
 }
 
 // Format: Panel; unpack(panel, record, blocks), which returns the record after; block(sums, panel, block, rows),
-// which adds one block of 32 columns to sums that are registers or, with kSumsInMemory, `out`.
+// which adds one block of 32 columns to the sums.
 template <class Format>
 void groups_of_rows(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) {
   typename Format::Panel panel;

@@ -120,13 +120,6 @@ SPOLA_INLINE double blocks(long rounds, int columns, Dot dot, End end) {
   return static_cast<double>(rounds) * N * 8 * columns;
 }
 
-// A product that GCC cannot make once for all.
-SPOLA_INLINE __m256 product(__m256 x) {
-  __m256 y;
-  __asm__ volatile("vmulps %1, %1, %0" : "=x"(y) : "x"(x));
-  return y;
-}
-
 struct Mix {
   static double f32(long rounds) { return peak_f32(rounds); }
 
@@ -146,22 +139,20 @@ struct Mix {
         }
         sum = _mm256_add_epi32(sum, zero);
       }
-      acc = _mm256_fmadd_ps(product(half), _mm256_cvtepi32_ps(sum), acc);
+      acc = _mm256_fmadd_ps(scaled(sum, half), half, acc);
       return Min ? _mm256_fmadd_ps(half, half, acc) : acc;
     });
   }
 
   static double six(long rounds) {
-    constexpr int kVectors = 3;
+    constexpr int kVectors = 4;
     const __m256i w = _mm256_set1_epi8(3);
     __m256i a = _mm256_set1_epi8(1);
     const __m256 half = _mm256_set1_ps(0.5f);
-    const auto dot = [&](__m256i(&sum)[kVectors]) { dot_chains<kVectors, 4, 2>(sum, w, a); };
-    return blocks<kVectors>(rounds, kBlock, dot, [&](__m256 acc, __m256i sum, int) {
-      SPOLA_PIN(a);
-      const __m256i zero = _mm256_slli_epi32(_mm256_madd_epi16(a, w), 5);
-      const __m256 i = _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, zero));
-      return _mm256_fmadd_ps(product(half), i, acc);
+    const auto dot = [&](__m256i(&sum)[kVectors]) { dot_chains<kVectors, 2, 2>(sum, w, a); };
+    return blocks<kVectors>(rounds, 16, dot, [&](__m256 acc, __m256i sum, int) {
+      const __m256i i = _mm256_add_epi32(sum, a);
+      return _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_castsi256_ps(i), half, half), half, acc);
     });
   }
 
@@ -185,7 +176,7 @@ struct Mix {
       }
     };
     return blocks<kVectors>(rounds, Group, dot, [&](__m256 acc, __m256i sum, int) {
-      acc = _mm256_fmadd_ps(product(half), _mm256_cvtepi32_ps(sum), acc);
+      acc = _mm256_fmadd_ps(scaled(sum, half), half, acc);
       return Min ? _mm256_fmadd_ps(half, half, acc) : acc;
     });
   }

@@ -1,7 +1,6 @@
 // Peak rates of AVX-512 with VNNI: the instructions of the linear kernels, in registers only. See
 // Kernels::peak.
 #include "kernels/peak_mix.h"
-#include "kernels/row_groups.h"
 #include "kernels/simd_avx512vnni.h"
 #include "kernels/variants.h"
 
@@ -82,23 +81,21 @@ struct Mix {
     const __m512i ones = _mm512_set1_epi8(1);
     const __m512 half = _mm512_set1_ps(0.5f);
     const auto dot = [&](__m512i x) { return _mm512_dpbusd_epi32(x, ones, ones); };
-    return blocks<8>(rounds, kBlock, zero, dot, [&](__m512 acc, __m512i sum) {
-      if constexpr (Zero && Bits == 5) sum = _mm512_add_epi32(sum, ones);
-      acc = _mm512_fmadd_ps(product(half), _mm512_cvtepi32_ps(sum), acc);
+    const auto start = [] { return loaded(kMagicBits); };
+    return blocks<8>(rounds, kBlock, start, dot, [&](__m512 acc, __m512i sum) {
+      acc = _mm512_fmadd_ps(scaled(sum, half, half), half, acc);
       return Min ? _mm512_fmadd_ps(half, half, acc) : acc;
     });
   }
 
-  // The two integer sums of Q6_K: of the first an FMA makes f32, of the second a conversion and an FMA.
+  // Two integer sums of 16 columns.
   static double six(long rounds) {
     const __m512i ones = _mm512_set1_epi8(1);
     const __m512 half = _mm512_set1_ps(0.5f);
-    const int32_t magic = kMagicBits;  // a number, not a subnormal, when read as f32
     const auto dot = [&](__m512i x) { return _mm512_dpbusd_epi32(x, ones, ones); };
-    return blocks<8>(rounds, kBlock, [&] { return loaded(magic); }, dot, [&](__m512 acc, __m512i sum) {
-      __m512 i = _mm512_fmadd_ps(half, _mm512_castsi512_ps(sum), half);
-      i = _mm512_fmadd_ps(half, _mm512_cvtepi32_ps(sum), i);
-      return _mm512_fmadd_ps(product(half), i, acc);
+    const auto start = [] { return loaded(kMagicBits); };
+    return blocks<4>(rounds, 16, start, dot, [&](__m512 acc, __m512i sum) {
+      return _mm512_fmadd_ps(scaled(sum, half, half), half, acc);
     });
   }
 
@@ -109,7 +106,8 @@ struct Mix {
     const auto dot = [&](__m512i x) { return _mm512_dpbusd_epi32(x, ones, ones); };
     return blocks<Group / 4>(rounds, Group, zero, dot, [&](__m512 acc, __m512i sum) {
       sum = _mm512_dpwssd_epi32(sum, ones, ones);  // the codes' sign
-      acc = _mm512_fmadd_ps(product(half), _mm512_cvtepi32_ps(sum), acc);
+      const __m512 i = _mm512_fmadd_ps(half, _mm512_cvtepi32_ps(sum), half);
+      acc = _mm512_fmadd_ps(i, half, acc);
       if constexpr (!Min) return acc;
       return _mm512_fmadd_ps(Group == 16 ? product(half) : half, half, acc);
     });

@@ -57,12 +57,6 @@ SPOLA_INLINE double blocks(long rounds, int columns, End end) {
   return static_cast<double>(rounds) * kRowsOfCall * 4 * columns;
 }
 
-// A product that the compiler cannot make once for all.
-SPOLA_INLINE float32x4_t product(float32x4_t x) {
-  __asm__ volatile("" : "+w"(x));
-  return vmulq_f32(x, x);
-}
-
 struct Mix {
   static double f32(long rounds) { return peak(ActFormat::kF32, rounds); }
 
@@ -70,7 +64,7 @@ struct Mix {
   static double scaled(long rounds, int columns) {
     const float32x4_t half = vdupq_n_f32(0.5f);
     return blocks<Dots>(rounds, columns, [&](float32x4_t acc, int32x4_t sum) {
-      acc = vfmaq_f32(acc, product(half), vcvtq_f32_s32(sum));
+      acc = vfmaq_f32(acc, vfmaq_f32(half, half, vcvtq_f32_s32(sum)), half);
       return Min ? vfmaq_f32(acc, half, half) : acc;
     });
   }
@@ -84,15 +78,7 @@ struct Mix {
     return scaled<Group / 4, Min>(rounds, Group);
   }
 
-  static double six(long rounds) {
-    const float32x4_t half = vdupq_n_f32(0.5f);
-    return blocks<8>(rounds, kBlock, [&](float32x4_t acc, int32x4_t sum) {
-      float32x4_t i = vfmaq_f32(half, half, vcvtq_f32_s32(sum));
-      __asm__("" : "+w"(sum));  // the sum of the second half
-      i = vfmaq_f32(i, half, vcvtq_f32_s32(sum));
-      return vfmaq_f32(acc, product(half), i);
-    });
-  }
+  static double six(long rounds) { return scaled<4, false>(rounds, 16); }
 
   // Signed high bytes and low bytes have sums of their own, which meet in int32.
   template <int Group, bool Min>

@@ -1,6 +1,7 @@
 #include "kernels/row_groups.h"
 
 #include <cstring>
+#include <iterator>
 
 namespace spola {
 
@@ -23,12 +24,13 @@ void put_into_group(const Activations& a, int row, int rows, int most, uint8_t* 
   for (int b = 0; b < blocks; ++b, record += n * kRowBlockBytes) {
     const size_t block = at + static_cast<size_t>(b);
     const int32_t h0 = a.h8[2 * block], h1 = a.h8[2 * block + 1];
-    const int32_t starts[3] = {-8 * (h0 + h1), kMagicBits - 32 * h0, -32 * h1};
+    const int32_t starts[] = {kMagicBits - 8 * (h0 + h1), kMagicBits - 16 * (h0 + h1), kMagicBits - 32 * h0,
+                              kMagicBits - 32 * h1};
     uint8_t* planes = record + n * kBlock + r * 4;
     std::memcpy(record + r * kBlock, a.q8 + block * kBlock, kBlock);
     std::memcpy(planes, a.d8 + block, 4);
     std::memcpy(planes + n * 4, a.s8 + block, 4);
-    for (size_t i = 0; i < 3; ++i) std::memcpy(planes + (2 + i) * n * 4, starts + i, 4);
+    for (size_t i = 0; i < std::size(starts); ++i) std::memcpy(planes + (2 + i) * n * 4, starts + i, 4);
   }
 }
 

@@ -5,26 +5,24 @@
 // for the registers and all in the same few sets of the first-level cache. In a group all that a block of 32
 // columns needs of its n rows lies in one record, blocks ascending, so that a kernel has one address:
 //
-//   int8 codes[n][32], f32 d[n], f32 s[n], int32 zero8[n], int32 first[n], int32 second[n]
-//
-// with d and s of docs/numerics.md and, where a kernel's integer sums start, so that zero points cost a load
-// instead of a product: zero8 = -8 * sum q, first = kMagicBits - 32 * (sum of the first 16 q), second = -32 *
-// (sum of the others).
+//   int8 codes[n][32], then planes of n values of four bytes each, in the order of RowPlane
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels/inline.h"
+#include "kernels/magic.h"
 #include "kernels/table.h"
 
 namespace spola {
 
-// The bits of 1.5 * 2^23 as f32: plus an integer below 2^22 in magnitude they are 1.5 * 2^23 plus that one.
-constexpr int32_t kMagicBits = 0x4b400000;
-constexpr float kMagic = 12582912.0f;
+// f32 d and s of docs/numerics.md; then, as int32, where a kernel's sums of integers start, so that a zero point
+// costs a load instead of a product: kMagicBits (magic.h) - z * (the sum of the activations), with z = 8 and 16
+// over the block, with z = 32 over each half of it.
+enum class RowPlane { kScale, kScaledSum, kZero8, kZero16, kHalf0, kHalf1, kCount };
 
-constexpr int kRowBlockBytes = kBlock + 2 * 4 + 3 * 4;  // of one row in one record
+constexpr int kRowBlockBytes = kBlock + 4 * static_cast<int>(RowPlane::kCount);  // of one row in one record
 
 namespace {
 

@@ -155,6 +155,11 @@ SPOLA_INLINE void chain_add(__m256i (&chain)[MR][2], __m256i w0, __m256i w1, con
 // int16 pairs summed to int32.
 SPOLA_INLINE __m256i pair_sum(__m256i x) { return _mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
 
+// scale * float(i), and +0 where that is zero.
+SPOLA_INLINE __m256 scaled(__m256i i, __m256 scale) {
+  return _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(i), _mm256_setzero_ps());
+}
+
 // 6-bit scales and mins of K-quants, of 8 rows. The three planes of dwords hold the 12 bytes of each row;
 // byte s % 4 of scale[s / 4] is the scale of sub-block s.
 struct SixBits {

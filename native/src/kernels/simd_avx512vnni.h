@@ -7,6 +7,7 @@
 
 #include "kernels/ahead.h"
 #include "kernels/inline.h"
+#include "kernels/magic.h"
 #include "kernels/records.h"
 
 namespace spola::avx512vnni {
@@ -99,21 +100,37 @@ SPOLA_INLINE void store(const __m512 (&acc)[MR], float* out) {
   for (int r = 0; r < MR; ++r) _mm512_storeu_ps(out + r * kTileRows, acc[r]);
 }
 
-// sum[r] = -zero * (sum of the block's activations): what takes a zero point off unsigned codes.
+// Where sums of integers start that become f32 by their bits: magic.h.
+template <int MR>
+SPOLA_INLINE void start(__m512i (&sum)[MR]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) sum[r] = _mm512_set1_epi32(kMagicBits);
+}
+
+// The same, less zero * (sum of the block's activations), which takes a zero point off unsigned codes.
 template <int MR>
 SPOLA_INLINE void start_at_zero_point(__m512i (&sum)[MR], int zero, const RowsA8<MR>& rows, long b) {
-  clear(sum);
+  start(sum);
 #pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) dot2(sum[r], pair_of(-zero, -zero), rows.halves(r, b));
 }
 
-// acc = fma(scale * da, float(sum), acc)
+// What goes with a scale to make scaled(..) of sums that began at kMagicBits.
+SPOLA_INLINE __m512 origin_of(__m512 scale) { return _mm512_mul_ps(scale, _mm512_set1_ps(-kMagic)); }
+
+// scale * i of such a sum; origin = origin_of(scale).
+SPOLA_INLINE __m512 scaled(__m512i sum, __m512 scale, __m512 origin) {
+  return _mm512_fmadd_ps(scale, _mm512_castsi512_ps(sum), origin);
+}
+
+// acc = fma(da, scale * i, acc)
 template <int MR>
 SPOLA_INLINE void add_scaled(__m512 (&acc)[MR], const __m512i (&sum)[MR], __m512 scale,
                              const RowsA8<MR>& rows, long b) {
+  const __m512 origin = origin_of(scale);
 #pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) {
-    acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(scale, rows.scale(r, b)), _mm512_cvtepi32_ps(sum[r]), acc[r]);
+    acc[r] = _mm512_fmadd_ps(scaled(sum[r], scale, origin), rows.scale(r, b), acc[r]);
   }
 }
 
@@ -121,10 +138,10 @@ SPOLA_INLINE void add_scaled(__m512 (&acc)[MR], const __m512i (&sum)[MR], __m512
 template <int MR>
 SPOLA_INLINE void add_scale_min(__m512 (&acc)[MR], const __m512i (&sum)[MR], __m512 scale, __m512 min,
                                 const RowsA8<MR>& rows, long b) {
+  const __m512 origin = origin_of(scale);
 #pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) {
-    const __m512 i = _mm512_cvtepi32_ps(sum[r]);
-    const __m512 t = _mm512_fmadd_ps(_mm512_mul_ps(scale, rows.scale(r, b)), i, acc[r]);
+    const __m512 t = _mm512_fmadd_ps(scaled(sum[r], scale, origin), rows.scale(r, b), acc[r]);
     acc[r] = _mm512_fmadd_ps(min, rows.scaled_sum(r, b), t);
   }
 }

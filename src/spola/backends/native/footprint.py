@@ -23,7 +23,7 @@ MATRIX_ROLES = ("embedding", "positions", "linear", "router", "head", "experts",
 
 _LINE = 64  # bytes: kCacheLine
 _TILE_ROWS, _QUERY_ROWS, _HEAD_ROWS, _OWN_ROWS, _SPARE_RECORDS = 16, 32, 64, 2, 1024
-_GROUPED_BLOCK = 32 + 2 * 4 + 3 * 4  # bytes: kRowBlockBytes
+_GROUPED_BLOCK = 32 + 6 * 4  # bytes: kRowBlockBytes
 _RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH, _DELTA, _LOGITS, _EXPERT, _BUFFERS = 0, 1, 2, 3, 4, 5, 6, 8, 10
 _SEGMENT_BLOCKS = SEGMENT_TOKENS // BLOCK_TOKENS
 

@@ -52,16 +52,12 @@ class Codes:
     """A matrix as integers. ``q`` int8 [rows, cols]; ``scale``, ``min`` f32 [rows, cols / group].
 
     ``q`` has its zero point taken off: signed where there is no ``min``, from 0 up where there is one.
-    For Q6_K ``scale`` is the rounded product of ``block_scale`` f32 [rows, cols / 256] and
-    ``sub_scale`` int8 [rows, cols / 16]; other types leave both None.
     """
 
     q: I8
     scale: F32
     min: F32 | None
     group: int
-    block_scale: F32 | None = None
-    sub_scale: I8 | None = None
 
     def values(self) -> F32:
         """The weights, f32 [rows, cols]."""
@@ -81,8 +77,6 @@ class _Parts:
     q: Ints
     scale: F32
     min: F32 | None = None
-    block_scale: F32 | None = None
-    sub_scale: I8 | None = None
 
 
 def decode(dtype: str, data: Buffer, rows: int, cols: int) -> F32:
@@ -120,8 +114,6 @@ def codes(dtype: str, data: Buffer, rows: int, cols: int) -> Codes:
         scale=parts.scale.reshape(rows, groups),
         min=None if parts.min is None else parts.min.reshape(rows, groups),
         group=cols // groups,
-        block_scale=None if parts.block_scale is None else parts.block_scale.reshape(rows, -1),
-        sub_scale=None if parts.sub_scale is None else parts.sub_scale.reshape(rows, -1),
     )
 
 
@@ -254,8 +246,7 @@ def _q6_k(b: Ints) -> _Parts:
     low = _nibbles(b["ql"].reshape(-1, 2, 64))
     high = _bit_pairs(b["qh"].reshape(-1, 2, 32))
     q = (low | (high << 4)).astype(np.int8) - 32
-    d, scales = _f32(b["d"]), b["scales"]
-    return _Parts(q, d * scales.astype(np.float32), block_scale=d, sub_scale=scales.astype(np.int8))
+    return _Parts(q, _f32(b["d"]) * b["scales"].astype(np.float32))
 
 
 def _iq4_nl(b: Ints) -> _Parts:

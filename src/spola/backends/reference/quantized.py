@@ -108,13 +108,6 @@ class QuantizedMaths:
             raise ModelError(f"tensor {tensor.name}: {cols} columns are no multiple of 32")
         wide = tensor.dtype == "Q8_0" or self._precise
         q, scale, group = stored.q.astype(np.float32), stored.scale, stored.group
-        if not wide and stored.sub_scale is not None and stored.block_scale is not None:
-            # Q6_K: the scales of its halves join the integers; 32 * 128 * 127 * 32 is still below 2^24.
-            q = q * np.repeat(stored.sub_scale.astype(np.float32), group, axis=1)
-            scale, group = (
-                np.repeat(stored.block_scale, cols // stored.block_scale.shape[1] // 32, axis=1),
-                32,
-            )
         low = None if stored.min is None else np.ascontiguousarray(stored.min.T)
         packed = np.ascontiguousarray(q.T).reshape(cols // group, group, rows)
         return _Integers(packed, np.ascontiguousarray(scale.T), low, wide)
@@ -219,11 +212,11 @@ def _narrow_product(w: _Integers, columns: slice, q: F32, d: F32) -> F32:
     scale = w.scale[:, columns]
     low = None if w.low is None else w.low[:, columns].astype(np.float64)
     total = Accumulator(np.zeros(dots.shape[1:], np.float32))
-    scales, work, dot = np.empty_like(dots[0]), np.empty(dots.shape[1:]), np.empty(dots.shape[1:])
+    scaled, work = np.empty_like(dots[0]), np.empty(dots.shape[1:])
+    factors = per_group.astype(np.float64)
     for g in range(len(dots)):
-        np.multiply(scale[g], per_group[g][:, None], out=scales)
-        work[...], dot[...] = scales, dots[g]
-        work *= dot
+        np.multiply(scale[g], dots[g], out=scaled)
+        np.multiply(scaled, factors[g][:, None], out=work)
         total.add(work)
         if low is not None:
             np.multiply(sums[g][:, None], low[g], out=work)
