@@ -64,27 +64,41 @@ void product(const OpContext& c, const LinearPart& part, int tile, const Call& c
   }
 }
 
-void store(const LinearOp& op, const float* values, int n, float* y) {
-  if (op.epilogue == Epilogue::kStore) {
-    for (int j = 0; j < n; ++j) y[j] = values[j];
-  } else if (op.multiplier == 1.0f) {
-    for (int j = 0; j < n; ++j) y[j] += values[j];
-  } else {
-    for (int j = 0; j < n; ++j) y[j] += op.multiplier * values[j];
+// `n` is a constant in full tiles, so that the loops unroll.
+template <class Count>
+void store_rows(const LinearOp& op, const float* values, int rows, Count n, float* y) {
+  const size_t width = static_cast<size_t>(op.width);
+  for (int r = 0; r < rows; ++r, y += width, values += kTileRows) {
+    if (op.epilogue != Epilogue::kAdd) {
+      for (int j = 0; j < n; ++j) y[j] = values[j];
+    } else if (op.multiplier == 1.0f) {
+      for (int j = 0; j < n; ++j) y[j] += values[j];
+    } else {
+      for (int j = 0; j < n; ++j) y[j] += op.multiplier * values[j];
+    }
   }
+}
+
+void store(const LinearOp& op, const float* values, int rows, int n, float* y) {
+  if (n == kTileRows) return store_rows(op, values, rows, std::integral_constant<int, kTileRows>(), y);
+  store_rows(op, values, rows, n, y);
+}
+
+// Asks for the lines of an output that will be written, so that stores do not wait for them: a row of a prompt's
+// buffers lies far from the next, and all of them are more than the caches near a core hold.
+void prefetch_output(const LinearOp& op, int rows, const float* y) {
+  for (int r = 0; r < rows; ++r) __builtin_prefetch(y + static_cast<size_t>(r) * op.width, 1);
 }
 
 void plain_tile(const LinearOp& op, const OpContext& c, int tile, const Call& call) {
   const LinearPart& part = part_of(op, *c.model, &tile);
   const Matrix& m = c.model->matrix(part.matrix);
-  alignas(kCacheLine) float out[kMaxCallRows * kTileRows];
-  product(c, part, tile, call, out);
   const int column = tile * kTileRows;
   float* y = c.work->buffer(op.output) + static_cast<size_t>(call.row - op.first) * op.width + part.column + column;
-  for (int r = 0; r < call.rows; ++r) {
-    store(op, out + r * kTileRows, std::min(kTileRows, m.rows - column),
-          y + static_cast<size_t>(r) * op.width);
-  }
+  prefetch_output(op, call.rows, y);
+  alignas(kCacheLine) float out[kMaxCallRows * kTileRows];
+  product(c, part, tile, call, out);
+  store(op, out, call.rows, std::min(kTileRows, m.rows - column), y);
 }
 
 // Bounds as gpt-oss has them; NaN stays NaN.
@@ -120,22 +134,21 @@ void activated_tile(const LinearOp& op, const OpContext& c, int tile, const Call
   alignas(kCacheLine) float gate[kMaxCallRows * kTileRows];
   alignas(kCacheLine) float up[kMaxCallRows * kTileRows];
   const Matrix& m = c.model->matrix(op.part[0].matrix);
+  const int column = tile * kTileRows;
+  float* y = c.work->buffer(op.output) + static_cast<size_t>(call.row) * op.width + column;
   if (op.parts == 2) {
     const uint8_t* second = tile_data(c.model->matrix(op.part[1].matrix), tile);
     product(c, op.part[0], tile, {call.row, rows, call.next ? second : nullptr}, gate);
+    prefetch_output(op, rows, y);
     product(c, op.part[1], tile, call, up);
   } else {
+    prefetch_output(op, rows, y);
     product(c, op.part[0], tile, call, gate);
     std::fill(up, up + rows * kTileRows, 1.0f);
   }
   bound(op, gate, up, rows * kTileRows);
   activate(op.epilogue, *c.kernels, gate, up, rows * kTileRows);
-  const int column = tile * kTileRows;
-  const int n = std::min(kTileRows, m.rows - column);
-  for (int r = 0; r < rows; ++r) {
-    float* y = c.work->buffer(op.output) + static_cast<size_t>(call.row + r) * op.width + column;
-    for (int j = 0; j < n; ++j) y[j] = gate[r * kTileRows + j];
-  }
+  store(op, gate, rows, std::min(kTileRows, m.rows - column), y);
 }
 
 // softcap(scale * (W x + b)) of one row; remembers whether all values are finite.
