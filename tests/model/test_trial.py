@@ -18,7 +18,7 @@ from support.tiny import Tiny, write_tiny_gguf
 
 @pytest.mark.parametrize("dtype", sorted(BY_NAME))
 def test_every_weight_type_can_be_tried(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "ROUNDS", 1)
+    monkeypatch.setattr(trials, "ROUNDS", (1, 1))
     monkeypatch.setattr(trials, "STEPS", 2)
     monkeypatch.setattr(trials, "PROMPTS", (4, 8))
     monkeypatch.setattr(trials, "BATCHES", (1, 2))
@@ -34,7 +34,7 @@ def test_every_weight_type_can_be_tried(dtype: str, tmp_path: Path, monkeypatch:
 
 
 def test_what_a_trial_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "ROUNDS", 1)
+    monkeypatch.setattr(trials, "ROUNDS", (1, 1))
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path, Tiny(layers=6))
     model = open_plan_model(str(path))

@@ -40,6 +40,13 @@ def run(items: list[Item], seqs: int = 4, **load: Any) -> dict[str, Any]:
     return simulate(speed, kv_groups(model.spec), settings, Mix(tuple(items), "test"), **load)
 
 
+def test_the_way_of_a_token_lengthens_its_step() -> None:
+    result = run([Item(20, 5), Item(1, 5)], concurrency=2, token_s=0.003)
+    assert result["ttft_ms"]["p50"] == pytest.approx(10 + 20 + 2 * 3)
+    assert result["tpot_ms"]["p50"] == pytest.approx(10 + 2 * 3)
+    assert result["ttft_ms"]["p50"] == run([Item(20, 5), Item(1, 5)], concurrency=2)["ttft_ms"]["p50"] + 6
+
+
 def test_one_request_takes_what_its_steps_take() -> None:
     result = run([Item(20, 5)], concurrency=1)
     assert result["ttft_ms"]["p50"] == pytest.approx(10 + 20)

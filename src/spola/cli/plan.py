@@ -23,7 +23,7 @@ from spola.planner.host import table_host, this_host
 from spola.planner.model import open_plan_model
 from spola.planner.plan import Goal, Plan, make_plan
 from spola.planner.recommend import recommend, refusal
-from spola.planner.simulate import Settings, simulate
+from spola.planner.simulate import LOOP_S, Settings, simulate
 from spola.runtime.config import DEFAULT_STEP_TOKENS, parse_bytes, parse_kv_dtype
 from spola.runtime.fit import Layout, widest_step
 from spola.spec.kv import kv_groups
@@ -152,7 +152,12 @@ def _simulate(plan: Plan, given: dict[str, Any]) -> dict[str, Any]:
         itl_target_s=given["itl_target"] / 1e3,
     )
     load = {"rate": given["rate"], "concurrency": None if given["rate"] is not None else seqs}
-    result = simulate(plan.host.speed, plan.groups, settings, mixed, seed=given["seed"], **load)
+    threads, machine = plan.host.speed.threads, plan.host.machine
+    shared = machine is not None and threads >= machine.cpus  # no processor is left for the event loop
+    token_s = LOOP_S if shared else 0.0
+    result = simulate(
+        plan.host.speed, plan.groups, settings, mixed, seed=given["seed"], token_s=token_s, **load
+    )
     arrivals = f"{given['rate']:g} per second" if given["rate"] is not None else f"{seqs} clients"
     return {"arrivals": arrivals, "dataset": mixed.about, "max_seqs": seqs} | result
 

@@ -1,7 +1,7 @@
 """A workload in virtual time: the real scheduler on the null backend, with steps as ``Speed`` predicts them.
 
-What a client would see beside a server that is this fast: the network and the client itself take no time. The
-document has the keys of ``bench serve``.
+What a client would see beside a server that is this fast: the network takes no time, and the client none but
+what ``token_s`` says. The document has the keys of ``bench serve``.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from spola.runtime.prices import first_prices
 from spola.spec.cost import kv_bytes_per_token, weight_bytes
 from spola.workload import Item, Mix, arrivals
 
-__all__ = ["Settings", "simulate"]
+__all__ = ["LOOP_S", "Settings", "simulate"]
 
 _MOST_STEPS = 2_000_000
 SERVER_S = 0.004  # what a request waits outside of the engine: HTTP, JSON, threads; from a server on "null"
+LOOP_S = 0.0004  # processor time of a server's event loop for a token beside a model (docs/planning.md)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +51,17 @@ class Settings:
 
 
 class _Priced(NullRunner):
-    """A null backend on which a step takes what is predicted."""
+    """A null backend on which a step takes what is predicted, and ``token_s`` for each token it gives."""
 
-    def __init__(self, speed: Speed) -> None:
+    def __init__(self, speed: Speed, token_s: float) -> None:
         super().__init__(strict=False, script=lambda state, ids: 1)
         self._speed = speed
+        self._token_s = token_s
 
     def execute(self, step: Step) -> StepOutput:
-        return msgspec.structs.replace(super().execute(step), elapsed_s=self._speed.step(step))
+        tokens = sum(piece.n_head > 0 for piece in step.slices)
+        elapsed_s = self._speed.step(step) + self._token_s * tokens
+        return msgspec.structs.replace(super().execute(step), elapsed_s=elapsed_s)
 
 
 @dataclass(slots=True)
@@ -113,11 +117,14 @@ def simulate(
     burstiness: float = 1.0,
     seed: int = 0,
     server_s: float = SERVER_S,
+    token_s: float = 0.0,
 ) -> dict[str, Any]:
     """Run ``mix`` at ``rate`` (open loop) or with ``concurrency`` clients; figures as of ``bench serve``.
 
-    ``server_s`` is what a request waits outside of the engine. Raises ConfigError for a request that is
-    longer than the server allows.
+    ``server_s`` is what a request waits outside of the engine. ``token_s``: how much longer a step takes for
+    each of its tokens, because their way to the client takes time of a processor that computes. All of that
+    time counts: it is far longer than a stage, and the other processors wait for the one that was taken.
+    Raises ConfigError for a request that is longer than the server allows.
     """
     for item in mix.items:
         if item.prompt + item.output > settings.max_model_len:
@@ -125,7 +132,7 @@ def simulate(
                 f"simulation: a request of {item.prompt} + {item.output} tokens exceeds the "
                 f"{settings.max_model_len} that were planned: raise --context"
             )
-    run = _Run(_engine(speed, groups, settings), mix.items, speed.spec.vocab, seed)
+    run = _Run(_engine(speed, groups, settings, token_s), mix.items, speed.spec.vocab, seed)
     count = len(mix.items)
     times = arrivals(count, rate, seed, burstiness) if rate is not None else [0.0] * count
     clients = count if rate is not None else min(concurrency or 1, count)
@@ -172,8 +179,8 @@ def _step(engine: Engine, now: float) -> tuple[list[Event], float]:
     return engine.step(now), clock.elapsed_s
 
 
-def _engine(speed: Speed, groups: tuple[KvGroup, ...], settings: Settings) -> Engine:
-    runner = _Priced(speed)
+def _engine(speed: Speed, groups: tuple[KvGroup, ...], settings: Settings, token_s: float) -> Engine:
+    runner = _Priced(speed, token_s)
     config = RunnerConfig(
         kv_groups=groups,
         kv_blocks=settings.kv_blocks,

@@ -39,7 +39,8 @@ WARM, STEPS = (
     4,
     12,
 )  # of a batch in a round: not timed, since they find the caches full of others' work; timed
-ROUNDS = 3
+ROUNDS = (3, 7)  # at least and at most
+ENOUGH_S = 4.0  # for the rounds: no further one begins
 _ATTENTION = ("attention", "merge", "latent")
 
 Slices = Sequence[tuple[int, int, int]]  # first position, rows, rows with logits
@@ -232,7 +233,11 @@ def _timed(spec: DecoderSpec, runs: _Runs) -> Trial:
     singles: dict[int, list[_Seen]] = {batch: [] for batch in BATCHES}
     prompts: dict[int, list[_Seen]] = {rows: [] for rows in PROMPTS}
     far: dict[int, list[_Seen]] = {batch: [] for batch in range(1, PAIR + 1)}
-    for _ in range(ROUNDS):
+    least, most_rounds = ROUNDS
+    end = time.monotonic() + ENOUGH_S
+    for done in range(most_rounds):
+        if done >= least and time.monotonic() > end:
+            break
         for batch in BATCHES:
             requests = [runs.add(1, BLOCK_TOKENS) for _ in range(batch)]
             singles[batch].append(runs.decode(requests))
