@@ -3,7 +3,7 @@
 // Codes stay unsigned. Eight products of maddubs add up in int16 without overflow (8 * 2 * 15 * 127 =
 // 30480), so the widening madd is paid once per 32 columns. A zero point of 8 is taken off in int32, from
 // the sums of activations.
-#include "kernels/simd_avx2.h"
+#include "kernels/panel_avx2.h"
 #include "kernels/variants.h"
 
 namespace spola::avx2 {
@@ -166,11 +166,58 @@ void u4k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   acc.store();
 }
 
+// The nibbles of Groups groups: the low ones to `low`, the high ones to `high`.
+template <int Groups>
+SPOLA_INLINE void split(const uint8_t* qs, uint8_t* low, uint8_t* high) {
+  const __m256i mask = _mm256_set1_epi8(15);
+#pragma GCC unroll 16
+  for (int i = 0; i < Groups * kGroupBytes; i += 32) {
+    const __m256i raw = load256(qs + i);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(low + i), _mm256_and_si256(raw, mask));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(high + i), _mm256_and_si256(_mm256_srli_epi16(raw, 4), mask));
+  }
+}
+
+SPOLA_INLINE void split_block(const uint8_t* qs, uint8_t* codes) {
+  split<4>(qs, codes, codes + 4 * kGroupBytes);
+}
+
+struct ManyU4S : Nibbles<RowPlane::kZero8, false> {
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
+    for (int b = 0; b < blocks; ++b, p += u4s::kBytes) {
+      split_block(p + u4s::kQs, to.codes[b]);
+      store_half_planes(to, b, p + u4s::kD);
+    }
+    return p;
+  }
+};
+
+struct ManyU4SM : Nibbles<RowPlane::kCount, true> {
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
+    for (int b = 0; b < blocks; ++b, p += u4sm::kBytes) {
+      split_block(p + u4sm::kQs, to.codes[b]);
+      store_half_planes(to, b, p + u4sm::kD);
+      store_mins(to, b, p + u4sm::kM);
+    }
+    return p;
+  }
+};
+
+struct ManyU4K : Nibbles<RowPlane::kCount, true> {
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int) {
+    store_kscales(to, p);
+    for (int i = 0; i < 4; ++i) {
+      split<8>(p + u4k::kPairs + i * u4k::kPairBytes, to.codes[2 * i], to.codes[2 * i + 1]);
+    }
+    return p + u4k::kBytes;
+  }
+};
+
 }  // namespace
 
-SPOLA_TILE_KERNEL(tile_u4s_a8, u4s)
-SPOLA_TILE_KERNEL(tile_u4sm_a8, u4sm)
-SPOLA_TILE_KERNEL(tile_u4k_a8, u4k)
+SPOLA_PANEL_KERNEL(tile_u4s_a8, u4s, ManyU4S)
+SPOLA_PANEL_KERNEL(tile_u4sm_a8, u4sm, ManyU4SM)
+SPOLA_PANEL_KERNEL(tile_u4k_a8, u4k, ManyU4K)
 SPOLA_TILE_KERNEL(tile_u4z64_a8, Zeros<2>::u4z)
 SPOLA_TILE_KERNEL(tile_u4z128_a8, Zeros<4>::u4z)
 

@@ -2,7 +2,7 @@
 //
 // As for 4 bits, but only four products fit in int16 (4 * 2 * 31 * 127 = 31496). Tiles are done in halves
 // of 8 output rows, so that int16 chains and int32 sums fit in registers together.
-#include "kernels/simd_avx2.h"
+#include "kernels/panel_avx2.h"
 #include "kernels/variants.h"
 
 namespace spola::avx2 {
@@ -139,10 +139,74 @@ void u5k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   acc.store();
 }
 
+// The bytes of groups First .. First + 3, whose nibbles are at qs, for 8 rows.
+template <int First, int Shift>
+SPOLA_INLINE void unpack4(const uint8_t* qs, __m256i plane, uint8_t* to) {
+  unrolled<First + 4, First>([&](auto j) __attribute__((always_inline)) {
+    const long at = (j.value - First) * kGroupBytes;
+    const __m256i code = _mm256_or_si256(nibbles<Shift>(qs + at), fifth_bits<j.value>(plane));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to + at), code);
+  });
+}
+
+SPOLA_INLINE void unpack_split(const uint8_t* qs, const uint8_t* plane, uint8_t* to) {
+#pragma GCC unroll 2
+  for (int h = 0; h < 64; h += 32) {
+    const __m256i bits = load256(plane + h);
+    unpack4<0, 0>(qs + h, bits, to + h);
+    unpack4<4, 4>(qs + h, bits, to + 4 * kGroupBytes + h);
+  }
+}
+
+struct ManyU5S : FiveBits<RowPlane::kZero16, false> {
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
+    for (int b = 0; b < blocks; ++b, p += u5s::kBytes) {
+      unpack_split(p + u5s::kQs, p + u5s::kPlane, to.codes[b]);
+      store_half_planes(to, b, p + u5s::kD);
+    }
+    return p;
+  }
+};
+
+struct ManyU5SM : FiveBits<RowPlane::kCount, true> {
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int blocks) {
+    for (int b = 0; b < blocks; ++b, p += u5sm::kBytes) {
+      unpack_split(p + u5sm::kQs, p + u5sm::kPlane, to.codes[b]);
+      store_half_planes(to, b, p + u5sm::kD);
+      store_mins(to, b, p + u5sm::kM);
+    }
+    return p;
+  }
+};
+
+struct ManyU5K : FiveBits<RowPlane::kCount, true> {
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int) {
+    store_kscales(to, p);
+    for (int i = 0; i < 4; ++i) {
+      const uint8_t* pair = p + u5k::kPairs + i * u5k::kPairBytes;
+      sub_block_bytes<0>(pair, to.codes[2 * i]);
+      sub_block_bytes<4>(pair, to.codes[2 * i + 1]);
+    }
+    return p + u5k::kBytes;
+  }
+
+ private:
+  template <int Shift>
+  static SPOLA_INLINE void sub_block_bytes(const uint8_t* pair, uint8_t* to) {
+#pragma GCC unroll 2
+    for (int h = 0; h < 64; h += 32) {
+      const __m256i bits = load256(pair + (Shift != 0 ? kGroupBytes : 0) + h);
+      const uint8_t* qs = pair + u5k::kPlanes + h;
+      unpack4<0, Shift>(qs, bits, to + h);
+      unpack4<4, Shift>(qs + 4 * kGroupBytes, bits, to + 4 * kGroupBytes + h);
+    }
+  }
+};
+
 }  // namespace
 
-SPOLA_TILE_KERNEL(tile_u5s_a8, u5s)
-SPOLA_TILE_KERNEL(tile_u5sm_a8, u5sm)
-SPOLA_TILE_KERNEL(tile_u5k_a8, u5k)
+SPOLA_PANEL_KERNEL(tile_u5s_a8, u5s, ManyU5S)
+SPOLA_PANEL_KERNEL(tile_u5sm_a8, u5sm, ManyU5SM)
+SPOLA_PANEL_KERNEL(tile_u5k_a8, u5k, ManyU5K)
 
 }  // namespace spola::avx2

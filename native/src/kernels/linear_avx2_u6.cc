@@ -3,7 +3,7 @@
 // Codes stay unsigned (0..63): two products fit in int16 (2 * 2 * 63 * 127 = 32004). Sums of 16 columns start
 // where the zero point of 32 is off and their bits become f32 (magic.h).
 #include "kernels/magic.h"
-#include "kernels/simd_avx2.h"
+#include "kernels/panel_avx2.h"
 #include "kernels/variants.h"
 
 namespace spola::avx2 {
@@ -108,8 +108,40 @@ void u6k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   acc.store();
 }
 
+struct ManyU6K : SixBits {
+  static SPOLA_NOINLINE const uint8_t* unpack(Panel& to, const uint8_t* p, int) {
+    for (int i = 0; i < 2; ++i) {
+      const uint8_t* half = p + u6k::kHalves + i * u6k::kHalfBytes;
+      const uint8_t* scales = p + u6k::kScales + i * 4 * 32;
+      unrolled<4>([&](auto q) __attribute__((always_inline)) {
+        unpack_quarter<q.value>(to, i * 4 + q.value, half, p + u6k::kD, scales + q.value * 32);
+      });
+    }
+    return p + u6k::kBytes;
+  }
+
+ private:
+  template <int Q>
+  static SPOLA_INLINE void unpack_quarter(Panel& to, int b, const uint8_t* half, const uint8_t* d,
+                                          const uint8_t* scales) {
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      const int lane = h * 8;
+      store_scale(to.scale[2 * b] + lane, to.origin[2 * b] + lane, half_scale<0>(d + h * 16, scales + h * 16));
+      store_scale(to.scale[2 * b + 1] + lane, to.origin[2 * b + 1] + lane,
+                  half_scale<1>(d + h * 16, scales + h * 16));
+    }
+    const uint8_t* low = half + Q % 2 * 8 * kGroupBytes;
+    const uint8_t* high = half + u6k::kHigh;
+#pragma GCC unroll 16
+    for (int i = 0; i < kBlockBytes; i += 32) {
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to.codes[b] + i), codes<Q>(low + i, high + i));
+    }
+  }
+};
+
 }  // namespace
 
-SPOLA_TILE_KERNEL(tile_u6k_a8, u6k)
+SPOLA_PANEL_KERNEL(tile_u6k_a8, u6k, ManyU6K)
 
 }  // namespace spola::avx2

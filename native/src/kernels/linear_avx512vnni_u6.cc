@@ -99,21 +99,16 @@ void u6k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
 }
 
 struct ManyU6K {
-  struct Panel {
-    alignas(64) uint8_t codes[kPanelBlocks][kBlockBytes];
-    // Of the two halves of a block.
-    alignas(64) float scale[kPanelBlocks][2][kTileRows];
-    alignas(64) float origin[kPanelBlocks][2][kTileRows];
-  };
+  using Panel = PanelOf<2>;  // of the two halves of a block
 
   template <int Q>
   static SPOLA_INLINE void quarter(Panel& to, int b, const uint8_t* half, __m512 d, const uint8_t* scales) {
     const __m512i pairs = load_pairs(scales);
     const __m512 first = half_scale<0>(d, pairs), second = half_scale<1>(d, pairs);
-    _mm512_store_ps(to.scale[b][0], first);
-    _mm512_store_ps(to.scale[b][1], second);
-    _mm512_store_ps(to.origin[b][0], origin_of(first));
-    _mm512_store_ps(to.origin[b][1], origin_of(second));
+    _mm512_store_ps(to.scale[2 * b], first);
+    _mm512_store_ps(to.scale[2 * b + 1], second);
+    _mm512_store_ps(to.origin[2 * b], origin_of(first));
+    _mm512_store_ps(to.origin[2 * b + 1], origin_of(second));
     const uint8_t* low = half + Q % 2 * 8 * kGroupBytes;
     const uint8_t* high = half + u6k::kHigh;
 #pragma GCC unroll 8
@@ -142,13 +137,13 @@ struct ManyU6K {
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) sum[r] = rows.start(RowPlane::kHalf0, r);
     dot_bytes<4>(sum, panel.codes[b], rows, 0);
-    add_scaled(acc, sum, panel.scale[b][0], panel.origin[b][0], rows);
+    add_scaled(acc, sum, panel.scale[2 * b], panel.origin[2 * b], rows);
     GroupRecord<MR> rest = rows;
     after(acc, rest.p);
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) sum[r] = rest.start(RowPlane::kHalf1, r);
     dot_bytes<4>(sum, panel.codes[b] + 4 * kGroupBytes, rest, 16);
-    add_scaled(acc, sum, panel.scale[b][1], panel.origin[b][1], rest);
+    add_scaled(acc, sum, panel.scale[2 * b + 1], panel.origin[2 * b + 1], rest);
   }
 };
 

@@ -7,26 +7,11 @@
 // inline function compiled for one instruction set could be the copy the linker keeps for everybody.
 #pragma once
 
-#include "kernels/ahead.h"
-#include "kernels/inline.h"
+#include "kernels/panel.h"
 #include "kernels/records.h"
 
 namespace spola {
 namespace {
-
-template <int N>
-struct Constant {
-  static constexpr int value = N;
-};
-
-// body(Constant<0>), body(Constant<1>), ... of `To` calls: lanes and shifts are constants of an instruction.
-template <int To, int From = 0, class Body>
-SPOLA_INLINE void unrolled(const Body& body) {
-  if constexpr (From < To) {
-    body(Constant<From>{});
-    unrolled<To, From + 1>(body);
-  }
-}
 
 // A8 activations of MR rows, as bases and strides: a pointer per row would not fit into the registers.
 template <int MR>

@@ -9,17 +9,26 @@ namespace spola {
 namespace {
 
 template <int N>
-struct RowCount {
+struct Constant {
   static constexpr int value = N;
 };
 
-// with(RowCount<n>{}) for the n of 1 to Most that `rows` is.
+// body(Constant<0>), body(Constant<1>), ... of `To` calls: lanes and shifts are constants of an instruction.
+template <int To, int From = 0, class Body>
+SPOLA_INLINE void unrolled(const Body& body) {
+  if constexpr (From < To) {
+    body(Constant<From>{});
+    unrolled<To, From + 1>(body);
+  }
+}
+
+// with(Constant<n>{}) for the n of 1 to Most that `rows` is.
 template <int Most, class With>
 SPOLA_INLINE void with_rows_up_to(int rows, const With& with) {
   if constexpr (Most > 1) {
     if (rows < Most) return with_rows_up_to<Most - 1>(rows, with);
   }
-  with(RowCount<Most>{});
+  with(Constant<Most>{});
 }
 
 // unpack(p, n) for each piece of `piece` columns (fewer at the end) at p, which returns where the next one begins,

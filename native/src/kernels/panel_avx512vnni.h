@@ -1,43 +1,25 @@
-// Tile kernels for many activation rows: groups of them (row_groups.h) times columns that are unpacked once.
-//
-// 256 columns of a tile (fewer at its end) become a panel of bytes and f32 scales (panel.h). What an element is made
-// of, and in which order, is as with few rows; between panels the sums rest in `out`.
+// Tile kernels for many activation rows (panel_a8.h) with AVX-512 VNNI. For those sources only.
 #pragma once
 
-#include "kernels/panel.h"
-#include "kernels/row_groups.h"
+#include "kernels/panel_a8.h"
 #include "kernels/simd_avx512vnni.h"
 
 namespace spola::avx512vnni {
 namespace {
 
-constexpr int kPanelBlocks = 8;
-constexpr int kBlockBytes = 8 * kGroupBytes;  // the codes of one block, as bytes
-
-// What stands in a panel for each block of 32 columns: codes in natural order, and what goes with them.
-struct Panel {
-  alignas(64) uint8_t codes[kPanelBlocks][kBlockBytes];
-  alignas(64) float scale[kPanelBlocks][kTileRows];
-  alignas(64) float origin[kPanelBlocks][kTileRows];
-  alignas(64) float min[kPanelBlocks][kTileRows];
-};
+using Panel = PanelOf<1>;
 
 // One record of a group of MR rows.
 template <int MR>
-struct GroupRecord {
-  static constexpr int kBytes = MR * kRowBlockBytes;
-  const uint8_t* p;
-
-  SPOLA_INLINE const int8_t* codes(int r, int at) const {
-    return reinterpret_cast<const int8_t*>(p) + r * kBlock + at;
-  }
+struct GroupRecord : RecordOfGroup<MR> {
+  SPOLA_INLINE explicit GroupRecord(const uint8_t* record) : RecordOfGroup<MR>{record} {}
   template <class T>
-  SPOLA_INLINE T plane(RowPlane i, int r) const {
-    return reinterpret_cast<const T*>(p + MR * kBlock)[static_cast<int>(i) * MR + r];
+  SPOLA_INLINE T value(RowPlane i, int r) const {
+    return *reinterpret_cast<const T*>(this->plane(i, r));
   }
-  SPOLA_INLINE __m512 scale(int r) const { return _mm512_set1_ps(plane<float>(RowPlane::kScale, r)); }
-  SPOLA_INLINE __m512 scaled_sum(int r) const { return _mm512_set1_ps(plane<float>(RowPlane::kScaledSum, r)); }
-  SPOLA_INLINE __m512i start(RowPlane i, int r) const { return _mm512_set1_epi32(plane<int32_t>(i, r)); }
+  SPOLA_INLINE __m512 scale(int r) const { return _mm512_set1_ps(value<float>(RowPlane::kScale, r)); }
+  SPOLA_INLINE __m512 scaled_sum(int r) const { return _mm512_set1_ps(value<float>(RowPlane::kScaledSum, r)); }
+  SPOLA_INLINE __m512i start(RowPlane i, int r) const { return _mm512_set1_epi32(value<int32_t>(i, r)); }
 };
 
 // sum[r] += dot of 4 * Groups columns from `at` on.
@@ -106,35 +88,20 @@ struct ScaledMin {
   }
 };
 
-// The sums of one group go on with `blocks` records from `records` on.
-template <class Format, int MR>
-SPOLA_NOINLINE void multiply(const typename Format::Panel& panel, int blocks, const uint8_t* records,
-                             float* out) {
-  GroupRecord<MR> rows{records};
-  __m512 acc[MR];
-  load_sums(acc, out);
-  for (long b = 0; b < blocks; ++b, rows.p += rows.kBytes) Format::block(acc, panel, b, rows);
-  store(acc, out);
-}
+// Format::block(sums, panel, block, rows) adds one block of 32 columns to the sums.
+struct Groups {
+  static constexpr int kRows = avx512vnni::kRows;
 
-// Format: Panel; unpack(panel, record, blocks), which returns the record after; block(sums, panel, block, rows),
-// which adds one block of 32 columns to the sums.
-template <class Format>
-void groups_of_rows(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) {
-  typename Format::Panel panel;
-  const RowGroups groups(a.grouped, kRows);
-  const int first = groups.of(row0), count = groups.of(row0 + rows) - first;
-  for (int i = 0; i < rows; ++i) _mm512_storeu_ps(out + i * kTileRows, _mm512_setzero_ps());
-  const auto unpack = [&](const uint8_t* p, int n) { return Format::unpack(panel, p, n / kBlock); };
-  const auto group = [&](int g, int k, int n) {
-    const int row = groups.begin(first + g), size = groups.begin(first + g + 1) - row;
-    const uint8_t* records = a.groups + grouped_bytes(row, a.k) + grouped_bytes(size, k);
-    with_rows_up_to<kRows>(size, [&](auto c) __attribute__((always_inline)) {
-      multiply<Format, decltype(c)::value>(panel, n / kBlock, records, out + (row - row0) * kTileRows);
-    });
-  };
-  by_pieces(a, tile, kPanelBlocks * kBlock, count, unpack, group);
-}
+  template <class Format, int MR>
+  static SPOLA_NOINLINE void multiply(const typename Format::Panel& panel, int blocks, const uint8_t* records,
+                                      float* out) {
+    GroupRecord<MR> rows(records);
+    __m512 acc[MR];
+    load_sums(acc, out);
+    for (long b = 0; b < blocks; ++b, rows.p += rows.kBytes) Format::block(acc, panel, b, rows);
+    store(acc, out);
+  }
+};
 
 }  // namespace
 }  // namespace spola::avx512vnni
@@ -143,7 +110,7 @@ void groups_of_rows(const uint8_t* tile, const Activations& a, int row0, int row
 // plain switch: inlined through a lambda, GCC stores the sums of two rows to the stack.
 #define SPOLA_PANEL_KERNEL(name, impl, Format)                                                 \
   void name(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) {       \
-    if (a.groups) return groups_of_rows<Format>(tile, a, row0, rows, out);                     \
+    if (a.groups) return groups_of_rows<Groups, Format>(tile, a, row0, rows, out);             \
     switch (rows) {                                                                            \
       case 1: return impl(Rows<1>{}, tile, a, row0, out);                                      \
       case 2: return impl(Rows<2>{}, tile, a, row0, out);                                      \

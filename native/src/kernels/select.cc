@@ -76,6 +76,7 @@ Kernels make_avx2() {
   Kernels table{};
   table.isa = "avx2";
   table.rows = 4;
+  table.groups = kMaxCallRows / table.rows;
   table.float_rows = kMaxCallRows;
   SPOLA_FILL_TILES(table, avx2);
   SPOLA_FILL_OTHER_TILES(avx2);
@@ -87,8 +88,8 @@ Kernels make_avx512vnni() {
   Kernels table = make_avx2();
   table.isa = "avx512vnni";
   table.rows = 12;
-  table.float_rows = kMaxCallRows;
-  table.groups = kMaxGroups;
+  table.groups = 4;
+  table.float_rows = table.rows * table.groups;
   SPOLA_FILL_TILES(table, avx512vnni);
   SPOLA_FILL_OTHER_TILES(avx512vnni);
   table.silu_mul = avx512vnni::silu_mul;

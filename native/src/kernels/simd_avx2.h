@@ -162,10 +162,10 @@ SPOLA_INLINE __m256 scaled(__m256i i, __m256 scale) {
 
 // 6-bit scales and mins of K-quants, of 8 rows. The three planes of dwords hold the 12 bytes of each row;
 // byte s % 4 of scale[s / 4] is the scale of sub-block s.
-struct SixBits {
+struct SixBitScales {
   __m256i scale[2], min[2];
 
-  SPOLA_INLINE explicit SixBits(const uint8_t* planes) {
+  SPOLA_INLINE explicit SixBitScales(const uint8_t* planes) {
     const __m256i d0 = load256(planes), d1 = load256(planes + kGroupBytes),
                   d2 = load256(planes + 2 * kGroupBytes);
     const __m256i low6 = _mm256_set1_epi8(0x3f), low4 = _mm256_set1_epi8(0x0f),
@@ -178,47 +178,57 @@ struct SixBits {
   }
 };
 
-// Scale and min of every sub-block of one K-quant record, as f32 planes [sub-block][16 rows].
+// Scale and min of every sub-block of one K-quant record, as f32. d, dmin and the scale bytes lie at the start of
+// the record, as records.h says for u4k and u5k.
+SPOLA_INLINE void load_kscales(const uint8_t* record, float (*scale)[kTileRows], float (*min)[kTileRows]) {
+  const __m256i byte = _mm256_set1_epi32(0xff);
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  for (int h = 0; h < 2; ++h) {
+    const __m256 d = load_half8(record + u4k::kD + h * 16), dmin = load_half8(record + u4k::kDmin + h * 16);
+    const SixBitScales six(record + u4k::kScales + h * 32);
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+      __m256i sc = six.scale[p], mn = six.min[p];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const __m256 fs = _mm256_cvtepi32_ps(_mm256_and_si256(sc, byte));
+        const __m256 fm = _mm256_cvtepi32_ps(_mm256_and_si256(mn, byte));
+        _mm256_store_ps(scale[p * 4 + i] + h * 8, _mm256_mul_ps(d, fs));
+        _mm256_store_ps(min[p * 4 + i] + h * 8, _mm256_xor_ps(_mm256_mul_ps(dmin, fm), sign));
+        sc = _mm256_srli_epi32(sc, 8);
+        mn = _mm256_srli_epi32(mn, 8);
+      }
+    }
+  }
+}
+
 struct KScales {
   alignas(32) float scale[8][kTileRows];
   alignas(32) float min[8][kTileRows];
 
-  // d, dmin and the scale bytes lie at the start of the record, as records.h says for u4k and u5k.
-  SPOLA_INLINE void load(const uint8_t* record) {
-    const __m256i byte = _mm256_set1_epi32(0xff);
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    for (int h = 0; h < 2; ++h) {
-      const __m256 d = load_half8(record + u4k::kD + h * 16), dmin = load_half8(record + u4k::kDmin + h * 16);
-      const SixBits six(record + u4k::kScales + h * 32);
-#pragma GCC unroll 2
-      for (int p = 0; p < 2; ++p) {
-        __m256i sc = six.scale[p], mn = six.min[p];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          const __m256 fs = _mm256_cvtepi32_ps(_mm256_and_si256(sc, byte));
-          const __m256 fm = _mm256_cvtepi32_ps(_mm256_and_si256(mn, byte));
-          _mm256_store_ps(scale[p * 4 + i] + h * 8, _mm256_mul_ps(d, fs));
-          _mm256_store_ps(min[p * 4 + i] + h * 8, _mm256_xor_ps(_mm256_mul_ps(dmin, fm), sign));
-          sc = _mm256_srli_epi32(sc, 8);
-          mn = _mm256_srli_epi32(mn, 8);
-        }
-      }
-    }
-  }
+  SPOLA_INLINE void load(const uint8_t* record) { load_kscales(record, scale, min); }
 };
 static_assert(u4k::kD == u5k::kD && u4k::kDmin == u5k::kDmin && u4k::kScales == u5k::kScales);
 
 }  // namespace
 }  // namespace spola::avx2
 
-// Defines the TileKernel `name` as the instances of `impl` for 1 to 4 activation rows.
+// Defines the TileKernel `name` as the instances of `impl` for 1 to 4 activation rows, call by call where rows are
+// those of groups.
 #define SPOLA_TILE_KERNEL(name, ...)                                                     \
-  void name(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) { \
+  static SPOLA_NOINLINE void name##_few(const uint8_t* tile, const Activations& a,       \
+                                        int row0, int rows, float* out) {                \
     switch (rows) {                                                                      \
       case 1: return __VA_ARGS__(One{}, tile, a, row0, out);                             \
       case 2: return __VA_ARGS__(Two{}, tile, a, row0, out);                             \
       case 3: return __VA_ARGS__(Three{}, tile, a, row0, out);                           \
       default: return __VA_ARGS__(Four{}, tile, a, row0, out);                           \
+    }                                                                                    \
+  }                                                                                      \
+  void name(const uint8_t* tile, const Activations& a, int row0, int rows, float* out) { \
+    for (int r = 0, n = 0; r < rows; r += n) {                                           \
+      n = rows_of_call(rows - r, 4);                                                     \
+      name##_few(tile, a, row0 + r, n, out + r * kTileRows);                             \
     }                                                                                    \
   }
 
