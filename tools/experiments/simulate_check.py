@@ -43,7 +43,7 @@ from spola.runtime.machine import probe
 from spola.spec.kv import kv_groups
 from spola.workload import Mix, mix
 
-OTHER, OTHER_REQUESTS = "qwen2-0.5b", 6
+OTHER, OTHER_REQUESTS = "qwen2-0.5b", 10
 
 
 class Simulated:
@@ -93,7 +93,7 @@ def serving(name: str, args: argparse.Namespace) -> Iterator[tuple[int, dict[str
 
 def load(started: dict[str, Any], args: argparse.Namespace, mixed: Mix, **how: Any) -> dict[str, Any]:
     calls = calls_of(mixed, started["model"], endpoint="completions", vocab=1000)
-    driven = drive(Target(started["url"]), calls, Load(seed=args.seed, warmup=2, **how))
+    driven = drive(Target(started["url"]), calls, Load(seed=args.seed, warmup=0, **how))
     return figures(asyncio.run(driven))
 
 
@@ -109,6 +109,7 @@ def token_cost(args: argparse.Namespace, mixed: Mix) -> float:
         make += ["--type", "Q4_0", "--tokenizer-from", str(real), other]
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
         with serving(other, args) as (pid, started):
+            load(started, args, few, concurrency=1)  # what happens once in a process
             before = _ran_s(pid) + time.process_time()
             found = load(started, args, few, concurrency=1)
             return (_ran_s(pid) + time.process_time() - before) / found["output_tokens"]
@@ -142,6 +143,7 @@ def main() -> int:
         simulated = Simulated(args, mixed, token_s if shared else 0.0)
         seen, said = [], []
         with serving(args.model, args) as (_, started):
+            load(started, args, Mix(mixed.items[:3], mixed.about), concurrency=1)  # warms up
             for rate in args.rates:
                 before = simulated.at(rate)
                 seen.append(load(started, args, mixed, rate=rate))
