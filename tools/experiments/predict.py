@@ -24,7 +24,7 @@ from spola.planner.sample import take_sample
 from spola.planner.trial import Trial, run_trial
 from spola.planner.tried import SIZE
 from spola.runtime.build import load_engine
-from spola.runtime.config import Options
+from spola.runtime.config import DEFAULT_STEP_TOKENS, Options
 from spola.runtime.limits import Limits, bench_lock, measure_limits
 from spola.runtime.machine import probe
 
@@ -67,6 +67,8 @@ def main() -> int:
     parser.add_argument("--within", type=float, default=0.15)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    if args.prompt > DEFAULT_STEP_TOKENS:
+        parser.error(f"--prompt {args.prompt}: at most the {DEFAULT_STEP_TOKENS} tokens of one step")
     rows: list[dict[str, Any]] = []
     trials: dict[str, Any] = {}
     try:

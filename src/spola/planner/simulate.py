@@ -35,7 +35,7 @@ __all__ = ["LOOP_S", "Settings", "simulate"]
 
 _MOST_STEPS = 2_000_000
 SERVER_S = 0.004  # what a request waits outside of the engine: HTTP, JSON, threads; from a server on "null"
-LOOP_S = 0.0004  # processor time of a server's event loop for a token beside a model (docs/planning.md)
+LOOP_S = 0.0003  # processor time of a server's event loop for a token beside a model (docs/planning.md)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
