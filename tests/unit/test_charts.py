@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from spola.charts import Page, Series
+import pytest
+
+from spola.charts import Page, Series, plain
+from spola.charts.axes import short
 
 
 def placed(svg: str, names: tuple[str, ...]) -> list[tuple[float, float, str]]:
@@ -37,3 +40,37 @@ def test_a_timeline_is_as_high_as_its_rows() -> None:
     page.bars("one", ["a\nb"], [1.0], "u", colours=[3])
     page.seats("s", [(1, 0.0, 1.0, "prefill")], 1.0)
     assert 'height="290"' in page.render()  # the higher of two side by side
+
+
+@pytest.mark.parametrize(
+    ("value", "whole", "label"),
+    [
+        (0.0, "0", "0"),
+        (1110.0, "1,110", "1.11k"),
+        (999.7, "1,000", "999.7"),
+        (999.96, "1,000", "1k"),
+        (12346.0, "12,300", "12.35k"),
+        (999_960.0, "1,000,000", "1M"),
+        (2e15, "2,000,000,000,000,000", "2,000T"),
+        (-1110.0, "-1,110", "-1.11k"),
+        (0.25, "0.25", "0.25"),
+        (0.00001234, "0.0000123", "0.0000123"),
+        (float("inf"), "inf", "inf"),
+    ],
+)
+def test_no_label_has_an_exponent(value: float, whole: str, label: str) -> None:
+    assert plain(value) == whole
+    assert short(value) == label
+
+
+def test_no_drawing_has_an_exponent() -> None:
+    for large in (0.00002, 1110.0, 98_765.0, 3.2e9):
+        page = Page(f"{plain(large)} tok/s")
+        page.bars("bars", ["a"], [large], "u")
+        page.curve("curve", [(large, large, "a"), (1.0, 1.0, "b")], "x", "y")
+        page.plot("plot", [Series("s", [(large, large), (1.0, 2.0)])], "x", "y")
+        page.plot("logarithms", [Series("s", [(large, large), (1.0, 2.0)])], "x", "y", log_x=True, log_y=True)
+        page.seats("seats", [(1, 0.0, large, "decode")], large)
+        texts = re.findall(r"<text[^>]*>([^<]+)</text>", page.render())
+        assert len(texts) > 10
+        assert not [text for text in texts if re.search(r"\de[+-]?\d", text)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spola.charts import Page, Series
+from spola.charts import Page, Series, plain
 
 __all__ = ["serve_page"]
 
@@ -15,7 +15,7 @@ _MOST_POINTS = 400
 def serve_page(result: Mapping[str, Any]) -> Page:
     """Four panels from the JSON document of ``bench serve``."""
     rows = [row for row in result["samples"] if "error" not in row]
-    page = Page(f"{result['model']}: {result['arrivals']}, {result['output_tok_s']:.4g} output tok/s")
+    page = Page(f"{result['model']}: {result['arrivals']}, {plain(result['output_tok_s'], 4)} output tok/s")
     page.plot(
         "Times to the first token",
         [Series("TTFT", [(row["at_s"], row["ttft_ms"]) for row in rows], "dots")],

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spola.charts import Page, Series, html_page
+from spola.charts import Page, Series, html_page, plain
 from spola.charts.page import html_table
 from spola.core.trace import TraceWriter
 
@@ -91,7 +91,7 @@ def _roofline(page: Page, profile: Profile) -> None:
 def _bars(page: Page, name: str, phase: Mapping[str, Any]) -> None:
     rows = phase["operations"][:8]
     page.stacked(
-        f"{name}: where {phase['seconds'] * 1e3:.3g} ms go",
+        f"{name}: where {plain(phase['seconds'] * 1e3)} ms go",
         [(row["operation"], row["share"]) for row in rows],
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from spola.bench.pictures import serve_page
-from spola.charts import Page, Series, html_page
+from spola.charts import Page, Series, html_page, plain
 from spola.charts.page import Part, html_table
 from spola.core.errors import ConfigError
 
@@ -154,4 +154,4 @@ def _kernels_page(result: Result) -> Page:
 
 
 def _n(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return "-" if value is None else plain(value, 4)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 
-__all__ = ["Axis", "short"]
+__all__ = ["Axis", "plain", "short"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,17 @@ class Axis:
         return [(first + i) * step for i in range(count)]
 
 
+def plain(value: float, digits: int = 3) -> str:
+    """``value`` to ``digits`` significant ones, with no exponent, thousands apart: 0.00012, 2.5, 1,110."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{Decimal(f'{value:.{digits}g}'):,f}"
+
+
 def short(value: float) -> str:
     """``value`` for a label: 0.25, 40, 1.5k, 2M, 3G."""
+    rounded = float(f"{value:.4g}")
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{unit}"
-    return f"{value:.3g}"
+        if size <= abs(rounded) < math.inf:
+            return f"{plain(rounded / size, 4)}{unit}"
+    return plain(value, 3 if abs(value) < 999.5 else 4)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.sax.saxutils import escape
 
-from spola.charts.axes import Axis, short
+from spola.charts.axes import Axis, plain, short
 
 __all__ = ["Page", "Series", "colour"]
 
@@ -57,7 +57,7 @@ class Page:
         for i, (name, value) in enumerate(zip(names, values, strict=True)):
             x, high = left + i * wide, tall * value / top
             parts.append(_rect(x, bottom - high, wide * 0.7, high, colour(colours[i] if colours else i)))
-            parts.append(_text(x + wide * 0.35, bottom - high - 5, f"{value:.3g}", anchor="middle"))
+            parts.append(_text(x + wide * 0.35, bottom - high - 5, plain(value), anchor="middle"))
             for n, line in enumerate(name.split("\n")):
                 parts.append(_text(x + wide * 0.35, bottom + 15 + 14 * n, line, anchor="middle"))
         self._add(parts)
@@ -75,8 +75,8 @@ class Page:
         for x, y, name in at:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour(0)}"/>')
             parts.append(_text(x + 5, y + 12, name))
-        parts.append(_text(left + wide, bottom + 15, f"{right:.3g}", anchor="end"))
-        parts.append(_text(left - 5, bottom - tall + 4, f"{top:.3g}", anchor="end"))
+        parts.append(_text(left + wide, bottom + 15, plain(right), anchor="end"))
+        parts.append(_text(left - 5, bottom - tall + 4, plain(top), anchor="end"))
         self._add(parts)
 
     def plot(
@@ -149,7 +149,7 @@ class Page:
         """Rows of seats over time: (seat from 1, start, length, prefill or decode)."""
         rows = max((seat for seat, *_ in pieces), default=1)
         left, wide, tall = 10, self.width - 30, self.height - 80
-        parts = [_text(10, 20, title, bold=True), _text(10, 36, f"one row a seat, 0 to {end:.3g} s")]
+        parts = [_text(10, 20, title, bold=True), _text(10, 36, f"one row a seat, 0 to {plain(end)} s")]
         high = min(tall / rows, 24.0)
         for seat, start, length, kind in pieces:
             fill = PREFILL if kind == "prefill" else DECODE
