@@ -74,3 +74,26 @@ def test_no_drawing_has_an_exponent() -> None:
         texts = re.findall(r"<text[^>]*>([^<]+)</text>", page.render())
         assert len(texts) > 10
         assert not [text for text in texts if re.search(r"\de[+-]?\d", text)]
+
+
+def test_a_legend_covers_neither_itself_nor_the_name_of_the_axis() -> None:
+    names = ("weights", "one request of 4,096 tokens", "and requests of 4,096 tokens", "Q4_0", "IQ4_NL")
+    page = Page("x")
+    page.plot("p", [Series(name, [(1.0, 2.0), (2.0, 3.0)]) for name in names], "context, tokens", "GB")
+    at = placed(page.render(), (*names, "context, tokens"))
+    assert len(at) == 6
+    axis = next(y for _, y, name in at if name == "context, tokens")
+    entries = sorted((y, x, name) for x, y, name in at if name in names)
+    assert min(y for y, _, _ in entries) >= axis + 12
+    assert max(y for y, _, _ in entries) <= page.height
+    assert max(x + 6 * len(name) for _, x, name in entries) <= page.width
+    for (y, x, name), (below, right, _) in pairwise(entries):
+        assert below >= y + 12 or right >= x + 6 * len(name)
+
+
+def test_the_value_of_the_highest_bar_is_below_the_unit() -> None:
+    page = Page("x")
+    page.bars("b", ["a"], [5.0], "a long name of a unit")
+    at = placed(page.render(), ("5", "a long name of a unit"))
+    unit, value = (next(y for _, y, name in at if name == which) for which in ("a long name of a unit", "5"))
+    assert value >= unit + 12

@@ -51,7 +51,7 @@ class Page:
         The n-th bar has the n-th colour, or the one in ``colours``.
         """
         top = max(values, default=0.0) or 1.0
-        left, bottom, tall = 50, self.height - 40, self.height - 90
+        left, bottom, tall = 50, self.height - 40, self.height - 102  # the highest value is below the unit
         wide = (self.width - left - 20) / max(len(names), 1)
         parts = [_text(10, 20, title, bold=True), _text(10, 36, unit)]
         for i, (name, value) in enumerate(zip(names, values, strict=True)):
@@ -90,7 +90,12 @@ class Page:
         log_y: bool = False,
     ) -> None:
         """Any number of series on common axes with ticks; values that no logarithm has are left out."""
-        left, top, bottom = 56, 46, self.height - 44
+        legend = _legend([one.name for one in series], self.width - 80) if len(series) > 1 else []
+        left, top, bottom = (
+            56,
+            46,
+            self.height - 44 - 15 * (1 + max((row for _, row, _ in legend), default=-1)),
+        )
         every = [point for one in series for point in one.points]
         across = Axis.over((p[0] for p in every), self.width - left - 24, log=log_x)
         up = Axis.over((p[1] for p in every), bottom - top, log=log_y)
@@ -108,9 +113,9 @@ class Page:
         labels = _Labels()
         for i, one in enumerate(series):
             parts += self._series(one, i, across, up, left, bottom, labels)
-            if len(series) > 1:
-                parts.append(_rect(left + 100 * i, bottom + 24, 9, 9, colour(i)))
-                parts.append(_text(left + 13 + 100 * i, bottom + 32, one.name))
+        for i, (x, row, name) in enumerate(legend):
+            parts.append(_rect(left + x, bottom + 39 + 15 * row, 9, 9, colour(i)))
+            parts.append(_text(left + x + 13, bottom + 47 + 15 * row, name))
         self._add(parts)
 
     @staticmethod
@@ -200,6 +205,19 @@ class _Labels:
 
     def _free(self, left: float, right: float, base: float) -> bool:
         return all(right < a or b < left or abs(base - at) >= 12 for a, b, at in self._taken)
+
+
+def _legend(names: Sequence[str], width: float) -> list[tuple[float, int, str]]:
+    """(from the left, line, name) of each, as many to a line as have room in ``width``."""
+    out: list[tuple[float, int, str]] = []
+    at, row = 0.0, 0
+    for name in names:
+        wide = 13 + 6.5 * len(name) + 14
+        if at and at + wide > width:
+            at, row = 0.0, row + 1
+        out.append((at, row, name))
+        at += wide
+    return out
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False) -> str:
