@@ -47,7 +47,7 @@ SPOLA_INLINE __m256 half_scale(const uint8_t* d, const uint8_t* scales) {
 // Half H of 32 columns, quarter Q of the half record whose codes are at low and high.
 template <int Q, int H, int MR>
 SPOLA_INLINE void columns16(Accumulators<MR, false>& acc, int h, const uint8_t* low, const uint8_t* high,
-                            const uint8_t* d, const uint8_t* scales, const int32_t (&start)[MR][2],
+                            const uint8_t* d, const uint8_t* scales, const int32_t (&start)[MR][16],
                             const RowsA8<MR>& rows, long b) {
   const long at = b * kBlock + H * 16;
   low += H * 4 * kGroupBytes;
@@ -60,25 +60,32 @@ SPOLA_INLINE void columns16(Accumulators<MR, false>& acc, int h, const uint8_t* 
   const __m256 origin = _mm256_mul_ps(scale, _mm256_set1_ps(-kMagic));
 #pragma GCC unroll 4
   for (int r = 0; r < MR; ++r) {
-    const __m256i i = _mm256_add_epi32(sum[r], bcast4(&start[r][H]));
+    const __m256i i = _mm256_add_epi32(sum[r], bcast4(&start[r][b % 8 * 2 + H]));
     const __m256 product = _mm256_fmadd_ps(scale, _mm256_castsi256_ps(i), origin);
     acc.fma(r, h, product, _mm256_castsi256_ps(bcast4(rows.d[r] + b)));
+  }
+}
+
+// Where the sums of the 16 halves of a record's blocks start.
+template <int MR>
+SPOLA_INLINE void starts_of(int32_t (&start)[MR][16], const RowsA8<MR>& rows, long b) {
+  const __m256i magic = _mm256_set1_epi32(kMagicBits);
+#pragma GCC unroll 4
+  for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const __m256i h = _mm256_cvtepi16_epi32(load128(rows.h[r] + 2 * b + 8 * i));
+      const __m256i from = _mm256_sub_epi32(magic, _mm256_slli_epi32(h, 5));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(start[r] + 8 * i), from);
+    }
   }
 }
 
 // 32 columns, quarter Q of the half record at `half`; `scales` are the two int8 of each row.
 template <int Q, int MR>
 SPOLA_INLINE void quarter(Accumulators<MR, false>& acc, const uint8_t* half, const uint8_t* d,
-                          const uint8_t* scales, const RowsA8<MR>& rows, long b) {
-  int32_t start[MR][2];
-#pragma GCC unroll 4
-  for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      start[r][i] = kMagicBits - 32 * rows.h[r][2 * b + i];
-      __asm__("" : "+m"(start[r][i]));  // GCC would make vectors of them
-    }
-  }
+                          const uint8_t* scales, const int32_t (&start)[MR][16], const RowsA8<MR>& rows,
+                          long b) {
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
     const uint8_t* low = half + Q % 2 * 8 * kGroupBytes + h * 32;
@@ -95,14 +102,16 @@ void u6k(N, const uint8_t* p, const Activations& a, int row0, float* out) {
   Accumulators<MR, false> acc(out);
   for (long b = 0; b < a.k / kBlock; b += 8, p += u6k::kBytes) {
     prefetch<MR, u6k::kHalves>(p);
+    alignas(32) int32_t start[MR][16];
+    starts_of(start, rows, b);
     for (long i = 0; i < 2; ++i) {
       const uint8_t* half = p + u6k::kHalves + i * u6k::kHalfBytes;
       const uint8_t* scales = p + u6k::kScales + i * 4 * 32;
       prefetch<MR, u6k::kHalfBytes>(half);
-      quarter<0>(acc, half, p + u6k::kD, scales, rows, b + i * 4);
-      quarter<1>(acc, half, p + u6k::kD, scales + 32, rows, b + i * 4 + 1);
-      quarter<2>(acc, half, p + u6k::kD, scales + 64, rows, b + i * 4 + 2);
-      quarter<3>(acc, half, p + u6k::kD, scales + 96, rows, b + i * 4 + 3);
+      quarter<0>(acc, half, p + u6k::kD, scales, start, rows, b + i * 4);
+      quarter<1>(acc, half, p + u6k::kD, scales + 32, start, rows, b + i * 4 + 1);
+      quarter<2>(acc, half, p + u6k::kD, scales + 64, start, rows, b + i * 4 + 2);
+      quarter<3>(acc, half, p + u6k::kD, scales + 96, start, rows, b + i * 4 + 3);
     }
   }
   acc.store();
