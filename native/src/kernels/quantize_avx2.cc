@@ -6,6 +6,8 @@
 namespace spola::avx2 {
 namespace {
 
+constexpr long kAhead = 16 * kBlock;
+
 SPOLA_INLINE __m256i abs_bits(__m256 x) {
   return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
 }
@@ -45,6 +47,9 @@ SPOLA_INLINE int sum_lanes(__m256i x) {
 bool quantize_a8(const float* x, int k, int8_t* q, float* d, float* s, int16_t* h) {
   bool ok = true;
   for (long b = 0; b < k / kBlock; ++b, x += kBlock, q += kBlock) {
+    // The hardware's own prefetch begins anew with each page, and a row of a prompt has few blocks in one.
+    __builtin_prefetch(x + kAhead);
+    __builtin_prefetch(x + kAhead + kBlock / 2);
     const __m256 v0 = _mm256_loadu_ps(x), v1 = _mm256_loadu_ps(x + 8);
     const __m256 v2 = _mm256_loadu_ps(x + 16), v3 = _mm256_loadu_ps(x + 24);
     const __m256i m = _mm256_max_epi32(_mm256_max_epi32(abs_bits(v0), abs_bits(v1)),
