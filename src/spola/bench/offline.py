@@ -64,7 +64,8 @@ class Offline:
     def run(self, plan: Plan) -> dict[str, Any]:
         """All measurements of ``plan``, as the JSON document of ``spola bench offline``."""
         config, engine = self.loaded.config, self.loaded.engine
-        self.prefill(min(plan.prompt, 64))  # warms up caches, clocks and the worker threads
+        # Warms up caches, clocks and the worker threads; a whole step, as its memory is first touched here.
+        self.prefill(min(plan.prompt, config.max_step_tokens))
         prefill = [self.prefill(plan.prompt) for _ in range(plan.repeat)]
         weights = streamed_weight_bytes(self.loaded.spec, self.loaded.dtypes)
         return {
