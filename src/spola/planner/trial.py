@@ -35,10 +35,8 @@ __all__ = ["Slices", "Trial", "run_trial"]
 BATCHES = (1, 2, 4, 8, 16)
 PROMPTS = (32, 128, 256)
 PAIR = 2  # requests whose prompts are there when attention over many positions is timed
-WARM, STEPS = (
-    4,
-    12,
-)  # of a batch in a round: not timed, since they find the caches full of others' work; timed
+WARM = 4  # steps of a batch in a round that are not timed: they find the caches full of others' work
+STEPS = 12  # steps after these
 ROUNDS = (3, 7)  # at least and at most
 ENOUGH_S = 4.0  # for the rounds: no further one begins
 _ATTENTION = ("attention", "merge", "latent")
