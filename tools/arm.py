@@ -27,8 +27,9 @@ BUILD = ROOT / "build" / "arm64"
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 FIXTURE = ROOT / "tests" / "fixtures" / "greedy" / "smollm2.json"
-# Their answers begin without a near-tie, which our rounding, not bit by bit llama.cpp's, could turn over.
-PROMPTS = ("france", "list", "json", "gravity")
+# The best token leads by 0.2 nats at least in each of the first steps, and llama.cpp gives the same with an f32
+# cache: our rounding, not bit by bit llama.cpp's, turns nearer ties over.
+PROMPTS = ("list", "water", "gravity", "emoji")
 TOKENS = 16
 
 
