@@ -27,8 +27,8 @@ BUILD = ROOT / "build" / "arm64"
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 FIXTURE = ROOT / "tests" / "fixtures" / "greedy" / "smollm2.json"
-# In each of the first steps the best token leads by 0.2 nats, and llama.cpp gives the same with an f32 cache: our
-# rounding, not bit by bit that of llama.cpp, turns nearer ties over.
+# The best token leads by 0.2 nats in each of the first steps, and llama.cpp gives the same with an f32 cache:
+# our rounding, not bit by bit that of llama.cpp, turns nearer ties over.
 PROMPTS = ("list", "water", "gravity", "emoji")
 TOKENS = 16
 
