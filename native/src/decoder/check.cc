@@ -283,7 +283,7 @@ void Decoder::check_op(const Op& op) const {
 
 // Follows the width of the activations from op to op.
 void Decoder::check_program() const {
-  const auto stores = [](const Op& op) { return op.kind == OpKind::kRopeKv || op.kind == OpKind::kLatent; };
+  const auto stores = [](const Op& op) { return stores_kv(op.kind); };
   if (std::none_of(program_.ops.begin(), program_.ops.end(), stores)) refuse("the program stores no K and V");
   int width = 0;
   uint32_t formats = 0;

@@ -18,7 +18,7 @@ const Kernels* pick_kernels(const std::string& isa) {
 // The ops from `first` to `last`, after which the next stage begins.
 void add_stage(Schedule& schedule, const Op*& first, const Op* last) {
   schedule.stages.push_back({first, last + 1});
-  if (last->kind == OpKind::kRopeKv || last->kind == OpKind::kLatent) schedule.storing = schedule.stages.size();
+  if (stores_kv(last->kind)) schedule.storing = schedule.stages.size();
   first = last + 1;
 }
 
@@ -289,7 +289,8 @@ const uint8_t* Decoder::weights_after(const Op& op, const OpContext& c, int work
 
 void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
   const Ends ends = ends_of(runs);
-  const bool fewer = lay_out_wanted(runs);
+  const bool fewer = static_cast<int>(ends.heads.size() + ends.vectors.size()) < rows_.count;
+  if (fewer) lay_out_wanted(runs);
   const bool alone = pool_.size() > 1 && rows_.count <= kOwnRows;
   const Schedule& schedule = alone ? program_.alone : program_.together;
   const std::vector<Stage>& stages = schedule.stages;

@@ -146,7 +146,7 @@ class Decoder {
   void add_rows(StepRows& rows, const Adapter* adapter, int count) const;
   void plan_rows(StepRows& rows, const std::vector<RowSpan>& spans) const;
   void lay_out_rows(const std::vector<SliceIn>& slices);
-  bool lay_out_wanted(const std::vector<Run>& runs);
+  void lay_out_wanted(const std::vector<Run>& runs);
   void lay_out_stages();
   const uint8_t* weights_after(const Op& op, const OpContext& c, int worker) const;
   void compute(const StepIn& step, std::vector<Run>& runs);

@@ -206,6 +206,8 @@ enum class OpKind : int32_t {
   kLatent
 };
 
+constexpr bool stores_kv(OpKind kind) { return kind == OpKind::kRopeKv || kind == OpKind::kLatent; }
+
 struct Op {
   OpKind kind = OpKind::kEmbed;
   bool barrier = true;  // a stage ends after it

@@ -82,8 +82,7 @@ void Decoder::lay_out_rows(const std::vector<SliceIn>& slices) {
   for (int r = 0; r < rows_.count; ++r) bad_[r].store(false, std::memory_order_relaxed);
 }
 
-// False when all rows are wanted: rows_ is what counts then.
-bool Decoder::lay_out_wanted(const std::vector<Run>& runs) {
+void Decoder::lay_out_wanted(const std::vector<Run>& runs) {
   clear(wanted_);
   std::vector<RowSpan> spans;
   for (const Run& run : runs) {
@@ -92,9 +91,7 @@ bool Decoder::lay_out_wanted(const std::vector<Run>& runs) {
     spans.push_back({run.in->start + first, n});
     for (int j = first; j < run.in->n; ++j) wanted_.of_step.push_back(run.row + j);
   }
-  if (static_cast<int>(wanted_.of_step.size()) == rows_.count) return false;
   plan_rows(wanted_, spans);
-  return true;
 }
 
 void keep_rows(const Op& op, const OpContext& c, const StepRows& wanted) {

@@ -21,9 +21,8 @@ from spola.spec.cost import weight_bytes
 
 __all__ = ["try_model"]
 
-SIZE = (
-    512 << 20
-)  # bytes of weights: more than a processor's caches hold, as the buffer that reads are timed on
+# Bytes of weights: more than a processor's caches hold, as the buffer that reads are timed on.
+SIZE = 512 << 20
 _FILE = "trials.json"
 _RECORDS = 31  # of other models, processors and builds
 
