@@ -138,7 +138,9 @@ double bound(const Case& c, const Exact& e) {
 
 // How many rows a call is tried with: all that registers may hold, and some of many.
 std::vector<int> calls_of(const Kernels& kernels, ActFormat format) {
-  const int most = format == ActFormat::kF32 ? kernels.float_rows : kernels.rows;
+  const int most = format == ActFormat::kF32   ? kernels.float_rows
+                   : format == ActFormat::kA16 ? kernels.int16_rows
+                                               : kernels.rows;
   std::vector<int> calls;
   for (int rows = 1; rows <= std::min(most, kMaxRows); ++rows) calls.push_back(rows);
   for (int rows : {13, 31, kMaxCallRows}) {
@@ -151,7 +153,7 @@ void check_case(const Case& c, check::Random& random) {
   const Scheme scheme = scheme_of(c.type.type, c.precise);
   const ActFormat format = act_format(scheme, c.precise);
   const Tile tile = make_tile(c, scheme, random);
-  const int most = (format == ActFormat::kF32 ? kMaxCallRows : kMaxRows) + 2;
+  const int most = (format == ActFormat::kA8 ? kMaxRows : kMaxCallRows) + 2;
   const Inputs in(c.k, most, c.rows, c.offset, random);
   const int s = static_cast<int>(scheme), f = static_cast<int>(format);
   const TileKernel twin = scalar_kernels()->tile[s][f];
@@ -268,6 +270,7 @@ void test_linear() {
   for (const Kernels* k : check::variants()) {
     CHECK(k->rows >= 1 && k->rows <= kMaxRows);
     CHECK(k->float_rows >= k->rows && k->float_rows <= kMaxCallRows);
+    CHECK(k->int16_rows >= k->rows && k->int16_rows <= kMaxCallRows);
   }
   CHECK(select_kernels("") != nullptr && select_kernels(nullptr) == select_kernels(""));
 }

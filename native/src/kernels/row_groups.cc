@@ -1,12 +1,24 @@
 #include "kernels/row_groups.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 
 namespace spola {
+namespace {
+
+// As even as can be, but no part of what the registers hold is left empty.
+int int16_rows_of_call(int left, const Kernels& kernels) {
+  const int even = rows_of_call(left, kernels.int16_rows);
+  if (even <= kernels.rows) return even;
+  return std::min(left, (even + kernels.rows - 1) / kernels.rows * kernels.rows);
+}
+
+}  // namespace
 
 int rows_of_call(const Activations& a, const Kernels& kernels, ActFormat format, int row, int end) {
   if (format == ActFormat::kF32) return rows_of_call(end - row, kernels.float_rows);
+  if (format == ActFormat::kA16) return int16_rows_of_call(end - row, kernels);
   if (!a.groups) return rows_of_call(end - row, kernels.rows);
   const RowGroups groups(a.grouped, kernels.rows);
   const int last = groups.of(row) + kernels.groups;

@@ -64,7 +64,7 @@ namespace {
 Kernels make_scalar() {
   Kernels table{};
   table.isa = "scalar";
-  table.rows = table.float_rows = 4;
+  table.rows = table.float_rows = table.int16_rows = 4;
   SPOLA_FILL_TILES(table, scalar);
   SPOLA_FILL_OTHER_TILES(scalar);
   SPOLA_FILL_ROWS(table, scalar);
@@ -77,7 +77,7 @@ Kernels make_avx2() {
   table.isa = "avx2";
   table.rows = 4;
   table.groups = kMaxCallRows / table.rows;
-  table.float_rows = kMaxCallRows;
+  table.float_rows = table.int16_rows = kMaxCallRows;
   SPOLA_FILL_TILES(table, avx2);
   SPOLA_FILL_OTHER_TILES(avx2);
   SPOLA_FILL_ROWS(table, avx2);
@@ -87,7 +87,7 @@ Kernels make_avx2() {
 Kernels make_avx512vnni() {
   Kernels table = make_avx2();
   table.isa = "avx512vnni";
-  table.rows = 12;
+  table.rows = table.int16_rows = 12;
   table.groups = 4;
   table.float_rows = table.rows * table.groups;
   SPOLA_FILL_TILES(table, avx512vnni);
@@ -120,7 +120,7 @@ const Kernels* neon_kernels() {
   static const Kernels table = [] {
     Kernels neon{};
     neon.isa = "neon";
-    neon.rows = neon.float_rows = 8;
+    neon.rows = neon.float_rows = neon.int16_rows = 8;
     SPOLA_FILL_TILES(neon, neon);
     SPOLA_FILL_OTHER_TILES(neon);
     SPOLA_FILL_ROWS(neon, neon);

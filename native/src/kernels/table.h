@@ -63,8 +63,8 @@ struct Activations {
   int grouped = 0;
 };
 
-// One tile: 16 output rows times `rows` (1..Kernels::rows, of f32 activations ..Kernels::float_rows) activation rows
-// from `row0`, all of k. With Activations::groups, which goes with A8 only, `rows` is that of 1..Kernels::groups
+// One tile: 16 output rows times `rows` (1..Kernels::rows, of f32 activations ..Kernels::float_rows, of int16
+// ..Kernels::int16_rows) activation rows from `row0`, all of k. With Activations::groups, which goes with A8 only, `rows` is that of 1..Kernels::groups
 // whole groups.
 // out[r * 16 + j] is activation row r, output row j. `tile` points at the tile's first record.
 using TileKernel = void (*)(const uint8_t* tile, const Activations& a, int row0, int rows, float* out);
@@ -83,6 +83,7 @@ struct Kernels {
   int rows;    // most activation rows that a tile kernel takes: what its registers hold
   int groups;  // most groups of `rows` rows that a tile kernel takes; 0 where it makes no use of groups
   int float_rows;  // most rows that a tile kernel takes of f32 activations, which it groups by itself
+  int int16_rows;  // the same of int16 activations
 
   // linear.{cc}: indexed by [scheme][format]; null where the pair does not exist.
   TileKernel tile[static_cast<int>(Scheme::kCount)][3];
