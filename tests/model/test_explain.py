@@ -96,7 +96,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path)
-    monkeypatch.setattr(explain, "known_limits", lambda machine, threads: (LIMITS, {}))
+    monkeypatch.setattr(explain, "known_limits", lambda machine, threads, say: (LIMITS, {}))
     args = ("run", "hello", "-m", str(path), "-n", "3", "--explain", "--backend", "reference")
     done = spola(*args)
     assert done.returncode == 0, done.stderr

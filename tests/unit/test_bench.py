@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,9 @@ def test_json_and_the_error_above_the_roofline(tmp_path: Path, monkeypatch: pyte
     assert done.returncode == 1
     assert "roofline" in done.stdout
     assert "run again" in done.stderr
+    assert "other work" not in done.stderr
+    monkeypatch.setattr(bench, "measure_limits", lambda threads, size: replace(FAST, others=1.2))
+    assert "other work took 1.2 processors" in spola(*args).stderr
     assert spola("bench", "offline", "-b", "1,x").returncode == 2
     assert spola("bench", "kernels", "--type", "Q9_9").returncode == 2
 
@@ -120,3 +124,13 @@ def test_one_benchmark_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (lock,) = tmp_path.iterdir()
         with lock.open("w") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    said: list[str] = []
+    with lock.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def say(line: str) -> None:
+            said.append(line)
+            fcntl.flock(other, fcntl.LOCK_UN)
+
+        with bench_lock(say):
+            assert [line.partition(" ")[0] for line in said] == ["another", "load"]

@@ -188,7 +188,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of a machine, which would take seconds to measure."""
     limits = Limits("avx2", 30e9, {"f32": 2e11, "a8": 8e11, "a16": 4e11})
     here = Here(replace(probe(), memory_available=16 << 30, memory_limit=16 << 30), 2, limits, {}, 1e-4, 1e-5)
-    monkeypatch.setattr(shelf, "measure_here", lambda types: here)
+    monkeypatch.setattr(shelf, "measure_here", lambda types, say: here)
 
 
 @pytest.mark.usefixtures("measured")
@@ -224,7 +224,7 @@ def test_models_says_what_to_expect(home: Path, model: bytes) -> None:
 
 
 def test_models_without_figures_of_the_machine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(types: Any) -> Any:
+    def fail(types: object, say: object) -> None:
         raise ConfigError("the native backend is not built here, and it measures the machine")
 
     monkeypatch.setattr(shelf, "measure_here", fail)

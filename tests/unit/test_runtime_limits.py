@@ -111,6 +111,30 @@ def test_rounds_beside_other_work_are_repeated(monkeypatch: pytest.MonkeyPatch) 
     assert next(taken, None) is None
 
 
+def test_passes_beside_other_work_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five rounds are made however long they take; no further one begins after a while."""
+    rounds = []
+
+    def busy(threads: int, size: int) -> SimpleNamespace:
+        rounds.append(threads)
+        return SimpleNamespace(read=1e9, caches={}, peak={"f32": 1e10}, others=2.0)
+
+    monkeypatch.setattr(limits, "_round", busy)
+    assert limits.measure_limits(2).others == 2.0
+    assert len(rounds) == limits.MOST_PASSES
+    monkeypatch.setattr(limits, "ENOUGH_S", 0.0)
+    limits.measure_limits(2)
+    assert len(rounds) == limits.MOST_PASSES + limits.PASSES
+
+
+def test_who_waits_is_told(found: list[Limits], machine: Machine) -> None:
+    found += [QUIET]
+    said: list[str] = []
+    known_limits(machine, 2, say=said.append)
+    known_limits(machine, 2, say=said.append)
+    assert said == ["measuring this machine, for some seconds; the figures are kept"]
+
+
 def stat(root: Path, cpu: int, user: int, idle: int, steal: int) -> None:
     (root / "proc").mkdir(exist_ok=True)
     text = (

@@ -31,10 +31,10 @@ def profile_table(profile: Profile) -> Iterator[str]:
             f"{name}: {phase['seconds'] * 1e3:.2f} ms, {phase['steps']} steps, {phase['tokens']} tokens, "
             f"{phase['tok_s']:.1f} tok/s"
         )
-        yield f"  {_HEAD[0]:<44}" + "".join(f"{title:>11}" for title in _HEAD[1:])
+        yield f"  {_HEAD[0]:<44}" + "".join(f"{title:>12}" for title in _HEAD[1:])
         for row in phase["operations"]:
             cells = _cells(row)
-            yield f"  {cells[0]:<44}" + "".join(f"{cell:>11}" for cell in cells[1:])
+            yield f"  {cells[0]:<44}" + "".join(f"{cell:>12}" for cell in cells[1:])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

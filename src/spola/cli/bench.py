@@ -11,7 +11,7 @@ from spola.bench.offline import Offline, Plan
 from spola.cli.bench_compare import compare, report
 from spola.cli.bench_serve import serve
 from spola.cli.options import engine_options, model_option, read_options
-from spola.cli.output import emit_json, json_option, note
+from spola.cli.output import emit_json, json_option, note, note_others
 from spola.core.dtype import BY_NAME
 from spola.runtime.build import load_engine
 from spola.runtime.limits import bench_lock, measure_limits
@@ -74,14 +74,14 @@ def offline(
     plan = Plan(prompt, tokens, batch, depth, repeat, kv_cache=not no_kv_cache)
     if given["max_model_len"] is None:
         given["max_model_len"] = plan.longest
-    with bench_lock() as load:
-        note(f"load average {load:.2f}")
+    with bench_lock(note) as load:
         loaded = load_engine(model, read_options(given, max_seqs=max(batch)))
         try:
             limits = measure_limits(loaded.config.threads, loaded.config.packed_bytes)
             result = Offline(loaded, limits).run(plan)
         finally:
             loaded.engine.close()
+    note_others(limits.others)
     if as_json:
         emit_json(result | {"load": load})
     else:
@@ -126,10 +126,10 @@ def kernels(types: str | None, rows: tuple[int, ...], precise: bool, as_json: bo
     unknown = [name for name in names if name not in BY_NAME]
     if unknown:
         raise click.UsageError(f"--type: {unknown[0]} is none of {', '.join(BY_NAME)}")
-    with bench_lock() as load:
-        note(f"load average {load:.2f}")
+    with bench_lock(note) as load:
         limits = measure_limits(1)
         table = bench_kernels(limits, names, rows=rows, precise=precise)
+    note_others(limits.others)
     if as_json:
         emit_json({"isa": limits.isa, "machine": limits.as_json(), "load": load, "kernels": table})
         return

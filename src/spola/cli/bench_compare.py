@@ -70,8 +70,7 @@ def compare(a: str, b: str, repeat: int, tokens: int, batch: int, as_json: bool,
     urls = [side.startswith(("http://", "https://")) for side in (a, b)]
     if any(urls) and not all(urls):
         raise click.UsageError("A and B must both be URLs, or both options of a configuration")
-    with bench_lock() as load, ExitStack() as stack:
-        note(f"load average {load:.2f}")
+    with bench_lock(note) as load, ExitStack() as stack:
         if all(urls):
             mixed = read_mix(given)
             better = SERVE

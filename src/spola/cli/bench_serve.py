@@ -177,8 +177,7 @@ def serve(url: str, slos: tuple[str, ...], svg: Path | None, as_json: bool, **gi
     mixed = read_mix(given)
     with as_usage():
         wanted = parse_slos(slos)
-    with bench_lock() as load:
-        note(f"load average {load:.2f}")
+    with bench_lock(note) as load:
         outcome, about = run_load(url, mixed, given)
     result = about | figures(outcome, wanted) | {"load": load}
     if svg is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from spola.cli.output import printable
+from spola.cli.output import note, printable
 from spola.core.errors import SpolaError
 from spola.runtime.answer import Job
 from spola.runtime.explain import explain_steps, explain_tokens
@@ -27,7 +27,7 @@ def _limits(service: Service) -> Limits | None:
     if service.config.device != "cpu":
         return None
     try:
-        return known_limits(service.machine, service.config.threads)[0]
+        return known_limits(service.machine, service.config.threads, say=note)[0]
     except SpolaError:
         return None
 

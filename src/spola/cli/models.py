@@ -25,7 +25,7 @@ def command(as_json: bool) -> None:
     plan` does it, for one request of 4096 tokens (or the model's context), before anything is downloaded.
     The machine is measured the first time, which takes seconds. Nothing is fetched.
     """
-    shelf = look()
+    shelf = look(say=note)
     if as_json:
         facts = {
             "prompt_tokens": PROMPT,

@@ -11,8 +11,18 @@ import click
 import msgspec
 
 from spola.core.errors import RequestError
+from spola.runtime.contention import is_quiet
 
-__all__ = ["check_text", "emit_json", "json_option", "note", "printable", "read_stdin", "write"]
+__all__ = [
+    "check_text",
+    "emit_json",
+    "json_option",
+    "note",
+    "note_others",
+    "printable",
+    "read_stdin",
+    "write",
+]
 
 json_option: Callable[[Any], Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout."
@@ -33,6 +43,15 @@ def write(text: str) -> None:
 def note(line: str) -> None:
     """One line for the person, not for the pipe."""
     print(printable(line), file=sys.stderr, flush=True)
+
+
+def note_others(others: float) -> None:
+    """Say so where the machine was measured beside other work, which makes its limits too low."""
+    if not is_quiet(others):
+        note(
+            f"other work took {others:.1f} processors while the machine was measured: "
+            "its limits are higher than shown"
+        )
 
 
 def printable(text: str, keep: str = "") -> str:

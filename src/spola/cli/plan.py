@@ -14,7 +14,7 @@ from spola.cli.options import (
     precise_option,
     threads_option,
 )
-from spola.cli.output import emit_json, json_option
+from spola.cli.output import emit_json, json_option, note
 from spola.core.errors import CapacityError
 from spola.core.runner import BLOCK_TOKENS
 from spola.planner.explain import explained, summary
@@ -112,6 +112,7 @@ def plan_of(name: str | None, given: dict[str, Any]) -> Plan:
             precise=given["precise"],
             fresh=given["measure"],
             memory=size,
+            say=note,
         )
     else:
         for option in ("threads", "measure", "precise"):

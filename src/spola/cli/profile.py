@@ -11,7 +11,7 @@ from spola.bench.offline import Plan
 from spola.bench.profile import profile
 from spola.bench.profile_pages import profile_html, profile_table, write_trace
 from spola.cli.options import engine_options, read_options
-from spola.cli.output import emit_json, json_option, note
+from spola.cli.output import emit_json, json_option, note, note_others
 from spola.core.errors import ConfigError
 from spola.runtime.build import load_engine
 from spola.runtime.limits import bench_lock, measure_limits
@@ -58,14 +58,14 @@ def command(
     plan = Plan(prompt, tokens, (batch,), depth=prompt)
     if given["max_model_len"] is None:
         given["max_model_len"] = plan.longest
-    with bench_lock() as load:
-        note(f"load average {load:.2f}")
+    with bench_lock(note) as load:
         loaded = load_engine(model, read_options(given, max_seqs=batch))
         try:
             limits = measure_limits(loaded.config.threads, loaded.config.packed_bytes)
             result = profile(loaded, limits, prompt=prompt, tokens=tokens, batch=batch, repeat=repeat)
         finally:
             loaded.engine.close()
+    note_others(limits.others)
     if html is not None:
         try:
             html.write_text(profile_html(result), encoding="utf-8")

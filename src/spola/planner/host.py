@@ -14,7 +14,7 @@ from spola.planner.speed import Speed
 from spola.planner.trial import Trial
 from spola.planner.tried import try_model
 from spola.runtime.fit import USABLE
-from spola.runtime.limits import KernelRates, Limits, known_limits
+from spola.runtime.limits import KernelRates, Limits, Say, known_limits
 from spola.runtime.machine import Machine, probe
 
 __all__ = ["Here", "measure_here", "table_host", "this_host"]
@@ -77,14 +77,20 @@ class Here:
 
 
 def measure_here(
-    types: Iterable[str], *, threads: int | None = None, precise: bool = False, fresh: bool = False
+    types: Iterable[str],
+    *,
+    threads: int | None = None,
+    precise: bool = False,
+    fresh: bool = False,
+    say: Say = lambda _: None,
 ) -> Here:
     """This machine, for weights in ``types``. Its figures are kept between calls; ``fresh`` measures anew,
-    which takes seconds. Raises ConfigError without the native backend, CapacityError without memory for it.
+    which takes seconds, as ``say`` is told. Raises ConfigError without the native backend, CapacityError
+    without memory for it.
     """
     machine = probe()
     count = threads or machine.threads
-    limits, rates = known_limits(machine, count, sorted(set(types)), precise=precise, fresh=fresh)
+    limits, rates = known_limits(machine, count, sorted(set(types)), precise=precise, fresh=fresh, say=say)
     return Here(machine, count, limits, rates, *measure_overhead())
 
 
@@ -96,10 +102,11 @@ def this_host(
     precise: bool = False,
     fresh: bool = False,
     memory: int | None = None,
+    say: Say = lambda _: None,
 ) -> Host:
     """This machine as ``measure_here`` finds it, and as a trial of ``model`` does. Raises as the former."""
-    here = measure_here(model.dtypes.values(), threads=threads, precise=precise, fresh=fresh)
-    trial = try_model(model, groups, here.machine, here.threads, precise=precise, fresh=fresh)
+    here = measure_here(model.dtypes.values(), threads=threads, precise=precise, fresh=fresh, say=say)
+    trial = try_model(model, groups, here.machine, here.threads, precise=precise, fresh=fresh, say=say)
     return here.host(model, groups, precise=precise, memory=memory, trial=trial)
 
 

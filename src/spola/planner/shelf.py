@@ -18,6 +18,7 @@ from spola.planner.host import Here, measure_here
 from spola.planner.model import PlanModel, model_at, model_of_table
 from spola.planner.plan import Goal, make_plan
 from spola.runtime.contention import is_quiet
+from spola.runtime.limits import Say
 from spola.spec.kv import kv_groups
 
 __all__ = ["CONTEXT", "PROMPT", "Row", "Shelf", "look"]
@@ -60,13 +61,13 @@ class Shelf:
     busy: bool = False
 
 
-def look(*, table: bool = True) -> Shelf:
-    """All models on this disk, then those of the table that are not."""
+def look(*, table: bool = True, say: Say = lambda _: None) -> Shelf:
+    """All models on this disk, then those of the table that are not. ``say`` is told what takes a while."""
     entries = list(_entries(table))
     types = {kind for _, model in entries if model is not None for kind in model.dtypes.values()}
     here, why = None, ""
     try:
-        here = measure_here(types)
+        here = measure_here(types, say=say)
     except SpolaError as error:
         why = str(error)
     rows = tuple(row if model is None else _expected(row, model, here) for row, model in entries)

@@ -15,7 +15,7 @@ from spola.planner.model import PlanModel
 from spola.planner.sample import take_sample
 from spola.planner.trial import Trial, run_trial
 from spola.runtime.contention import believed, watch
-from spola.runtime.limits import machine_key
+from spola.runtime.limits import Say, machine_key
 from spola.runtime.machine import Machine
 from spola.spec.cost import weight_bytes
 
@@ -40,8 +40,10 @@ def try_model(
     *,
     precise: bool = False,
     fresh: bool = False,
+    say: Say = lambda _: None,
 ) -> Trial | None:
-    """The trial of ``model`` on this machine; one that is kept, unless ``fresh``. It takes seconds.
+    """The trial of ``model`` on this machine; one that is kept, unless ``fresh``. It takes seconds, which
+    ``say`` is told.
 
     None where the memory is too small for it, or where the model cannot be loaded.
     """
@@ -57,6 +59,7 @@ def try_model(
     sample = take_sample(model.spec, model.dtypes, min(SIZE, room))
     if weight_bytes(sample.spec, sample.dtypes) > room:
         return None if kept is None else kept.trial
+    say("trying this model's operations, for some seconds; the figures are kept")
     try:
         with watch() as seen:
             found = run_trial(

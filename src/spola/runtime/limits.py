@@ -12,7 +12,8 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -29,6 +30,7 @@ from spola.runtime.machine import Machine
 __all__ = [
     "KernelRates",
     "Limits",
+    "Say",
     "bench_lock",
     "kept_limits",
     "known_limits",
@@ -39,6 +41,7 @@ __all__ = [
 
 PASSES = 5
 MOST_PASSES = 15  # while others take the processors, until there are five without
+ENOUGH_S = 10.0  # of passes; five are made all the same
 LEAST_BUFFER = 512 << 20
 SMALL_MB = (32, 64, 128, 256)  # buffers that may fit into a cache
 SIDE = 2048  # rows and columns of the matrix that kernels are timed on: in cache, so that arithmetic counts
@@ -87,6 +90,9 @@ class Limits:
 
 Key = TypeVar("Key", bound=Hashable)
 
+# Where a line for the person goes who waits.
+Say = Callable[[str], None]
+
 # Weight type -> activation rows of a call -> multiply-adds per second of one thread.
 KernelRates = Mapping[str, Mapping[int, float]]
 
@@ -115,7 +121,8 @@ class _Round:
 def measure_limits(threads: int, buffer_bytes: int = 0) -> Limits:
     """Five passes of each, interleaved, with ``threads`` threads: median of reads, best of arithmetic.
 
-    Passes beside other work are repeated, up to fifteen in all, and the five with the least of it count.
+    Passes beside other work are repeated, up to fifteen in all and for ten seconds; the five with the least
+    of it count.
     Reads go over ``buffer_bytes`` bytes, at least 512 MB. Raises ConfigError without the native backend.
     """
     try:
@@ -124,8 +131,11 @@ def measure_limits(threads: int, buffer_bytes: int = 0) -> Limits:
         raise ConfigError("the native backend is not built here, and it measures the machine") from None
     size = max(buffer_bytes, LEAST_BUFFER)
     rounds: list[_Round] = []
+    end = time.monotonic() + ENOUGH_S
     while len(rounds) < PASSES or (
-        len(rounds) < MOST_PASSES and sum(is_quiet(one.others) for one in rounds) < PASSES
+        len(rounds) < MOST_PASSES
+        and time.monotonic() < end
+        and sum(is_quiet(one.others) for one in rounds) < PASSES
     ):
         rounds.append(_round(threads, size))
     rounds = sorted(rounds, key=lambda one: one.others)[:PASSES]
@@ -162,11 +172,18 @@ def measure_rates(types: Iterable[str], *, precise: bool = False) -> dict[str, d
 
 
 def known_limits(
-    machine: Machine, threads: int, types: Iterable[str] = (), *, precise: bool = False, fresh: bool = False
+    machine: Machine,
+    threads: int,
+    types: Iterable[str] = (),
+    *,
+    precise: bool = False,
+    fresh: bool = False,
+    say: Say = lambda _: None,
 ) -> tuple[Limits, KernelRates]:
     """The kept figures of this machine and thread count, and what is missing measured now (``fresh``: all).
 
     What was measured beside other work is measured again, a few times at most, and the higher figure is kept.
+    ``say`` is told when it takes a while.
     Raises ConfigError without the native backend, CapacityError where there is no memory for the buffer.
     """
     key, table = machine_key(machine, threads, precise=precise), _read()
@@ -179,6 +196,7 @@ def known_limits(
         )
     again = kept is None or (room and (fresh or not believed(kept.others, kept.tries)))
     if kept is None or again:
+        say("measuring this machine, for some seconds; the figures are kept")
         kept = _joined(kept, measure_limits(threads), fresh=fresh)
     missing = sorted(set(types) if again else set(types) - kept.rates.keys())
     for name, rates in (measure_rates(missing, precise=precise) if missing else {}).items():
@@ -237,9 +255,18 @@ def _read() -> dict[str, _Kept]:
 
 
 @contextmanager
-def bench_lock() -> Iterator[float]:
-    """Waits until no other benchmark runs on this machine; gives the load average found then."""
+def bench_lock(say: Say = lambda _: None) -> Iterator[float]:
+    """Waits until no other benchmark runs on this machine; gives the load average found then.
+
+    ``say`` is told that it waits, and what was found.
+    """
     path = Path(tempfile.gettempdir()) / f"spola-bench-{os.getuid()}.lock"
     with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield os.getloadavg()[0]
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another benchmark runs on this machine: waiting for its end")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        load = os.getloadavg()[0]
+        say(f"load average {load:.2f}")
+        yield load
