@@ -36,6 +36,14 @@ SPOLA_INLINE void add_scaled(float* out, const __m256i (&sum)[MR], const float* 
   }
 }
 
+// The same for half h of block b.
+template <RowPlane Start, bool Min, int MR>
+SPOLA_INLINE void add_scaled(float* out, const __m256i (&sum)[MR], const PanelOf<1>& panel, long b, int h,
+                             const RecordOfGroup<MR>& rows) {
+  const int lane = h * 8;
+  add_scaled<Start, Min>(out + lane, sum, panel.scale[b] + lane, panel.origin[b] + lane, panel.min[b] + lane, rows);
+}
+
 // Dot of 4 * Groups columns for 8 output rows, in int16 chains of Chain groups each.
 template <int Groups, int Chain, int MR>
 SPOLA_INLINE void dot_bytes(__m256i (&sum)[MR], const uint8_t* codes, const int8_t* const (&q)[MR], long at) {
@@ -89,8 +97,7 @@ struct Nibbles {
       __m256i sum[MR];
 #pragma GCC unroll 4
       for (int r = 0; r < MR; ++r) sum[r] = pair_sum(chain[r][h]);
-      add_scaled<Start, Min>(out + h * 8, sum, panel.scale[b] + h * 8, panel.origin[b] + h * 8,
-                             panel.min[b] + h * 8, rows);
+      add_scaled<Start, Min>(out, sum, panel, b, h, rows);
     }
   }
 };
@@ -108,8 +115,7 @@ struct FiveBits {
     for (int h = 0; h < 2; ++h) {
       __m256i sum[MR];
       dot_bytes<8, 4>(sum, panel.codes[b] + h * 32, codes.q, 0);
-      add_scaled<Start, Min>(out + h * 8, sum, panel.scale[b] + h * 8, panel.origin[b] + h * 8,
-                             panel.min[b] + h * 8, rows);
+      add_scaled<Start, Min>(out, sum, panel, b, h, rows);
     }
   }
 };
