@@ -1,6 +1,9 @@
-"""What every suite needs: interrupts that arrive, however tests were started; leaks told where they are."""
+"""What every suite needs: interrupts that arrive and an environment that is known, however tests were
+started; leaks told where they are.
+"""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -9,6 +12,13 @@ import pytest
 # A shell's background job, as some CI systems start theirs, ignores interrupts, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What tests may be told from outside: the instruction set to run on, and the server for tests/clients. Every
+# other setting of spola is forgotten here, before a test module is imported; what tests start inherits this.
+TOLD = ("SPOLA_ISA", "SPOLA_URL")
+for name in [name for name in os.environ if name.startswith("SPOLA_") and name not in TOLD]:
+    del os.environ[name]
+os.environ["SPOLA_CHECK"] = "1"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -169,6 +169,7 @@ def test_huge_pages_change_nothing(monkeypatch: pytest.MonkeyPatch, alone: list[
 
 
 def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPOLA_ISA", raising=False)
     found = instruction_sets()
     assert found.chosen == found.usable[0]
     assert "scalar" in found.usable
