@@ -11,15 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from spola import _native
-from spola.backends.native.lower import Tensors, lower
+from spola.backends.native.lower import lower
+from spola.backends.native.tensors import MATRIX_ROLES, Tensors
 from spola.core.dtype import BY_NAME, nbytes
 from spola.core.runner import BLOCK_TOKENS, SEGMENT_TOKENS, KvGroup, RunnerConfig, kv_row_bytes
 from spola.spec.decoder import DecoderSpec
 from spola.spec.manifest import TensorInfo, in_load_order, manifest
 
-__all__ = ["MATRIX_ROLES", "footprint", "loading_bytes", "packed_bytes", "packed_matrix_bytes"]
-
-MATRIX_ROLES = ("embedding", "positions", "linear", "router", "head", "experts", "heads")
+__all__ = ["footprint", "loading_bytes", "packed_bytes", "packed_matrix_bytes"]
 
 _LINE = 64  # bytes: kCacheLine
 _TILE_ROWS, _QUERY_ROWS, _HEAD_ROWS, _OWN_ROWS, _SPARE_RECORDS = 16, 32, 64, 2, 1024

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from spola import _native
+from spola.backends.native.tensors import Tensors
 from spola.core.dtype import BY_NAME
 from spola.core.errors import ModelError
 from spola.core.runner import KvGroup, RunnerConfig
@@ -30,7 +30,7 @@ from spola.spec.decoder import (
 from spola.spec.manifest import manifest
 from spola.spec.rope import factors_tensor, inverse_frequencies
 
-__all__ = ["Tensors", "lower"]
+__all__ = ["lower"]
 
 # program.h: Buffer, NormKind, Epilogue, Rows, kNoId
 _RESIDUAL, _QKV, _ATTENTION, _HIDDEN, _BRANCH, _ROUTER, _EXPERT = 0, 1, 2, 3, 4, 7, 8
@@ -43,18 +43,6 @@ _NONE = -1
 
 _NormRecord = tuple[int, int, int, float]
 _Part = tuple[int, int, int, int]  # matrix, bias, first column, site of adapters
-
-
-@dataclass(frozen=True, slots=True)
-class Tensors:
-    """Indices of packed matrices and of vectors by canonical name, and the values of rope factors.
-
-    Of a stack of experts the index is the first one's; the others follow.
-    """
-
-    matrices: Mapping[str, int]
-    vectors: Mapping[str, int]
-    factors: Mapping[str, array[float]]
 
 
 def lower(

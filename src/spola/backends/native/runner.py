@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,18 +15,19 @@ from typing import Any
 from msgspec.structs import astuple
 
 from spola import _native
-from spola.backends.native.footprint import MATRIX_ROLES, footprint, loading_bytes, packed_bytes
-from spola.backends.native.lower import Tensors, lower
+from spola.backends.native.footprint import footprint, loading_bytes, packed_bytes
+from spola.backends.native.lower import lower
 from spola.backends.native.probe import requested_isa
-from spola.backends.native.supported import check, norm_offsets
+from spola.backends.native.supported import check
+from spola.backends.native.tensors import take
 from spola.backends.shapes import StepError, outside_ids
 from spola.core import flags
-from spola.core.dtype import BY_NAME, nbytes
+from spola.core.dtype import BY_NAME
 from spola.core.errors import CapacityError, ConfigError, ModelError
 from spola.core.runner import Adapter, Capabilities, KvGroup, RunnerConfig, Tensor
 from spola.core.step import RequestState, SliceOutput, Step, StepOutput, TokenLogprob, Want
 from spola.spec.decoder import DecoderSpec
-from spola.spec.manifest import TensorInfo, manifest
+from spola.spec.manifest import manifest
 
 __all__ = ["NativeRunner"]
 
@@ -84,7 +84,7 @@ class NativeRunner:
             raise ConfigError("kv_blocks must name one count per KV group")
         decoder = _make_decoder(spec, config)
         with _as_model_error():
-            loaded = _take(spec, tensors, decoder)
+            loaded = take(spec, tensors, decoder)
             self._sites = lower(spec, config, decoder, loaded)
         for group, blocks in zip(config.kv_groups, config.kv_blocks, strict=True):
             _add_group(decoder, group, blocks)
@@ -323,79 +323,3 @@ def _add_group(decoder: _native.Decoder, group: KvGroup, blocks: int) -> None:
     except MemoryError:
         size = blocks * group.bytes_per_block
         raise CapacityError(f"no memory for {blocks} KV blocks ({size} bytes); lower --kv-memory") from None
-
-
-def _take(spec: DecoderSpec, tensors: Iterable[Tensor], decoder: _native.Decoder) -> Tensors:
-    """Hand every tensor to the decoder. Raises ModelError naming the one that is missing or wrong."""
-    wanted = {info.name: info for info in manifest(spec)}
-    offsets = norm_offsets(spec)
-    matrices: dict[str, int] = {}
-    vectors: dict[str, int] = {}
-    factors: dict[str, array[float]] = {}
-    for tensor in tensors:
-        info = wanted.get(tensor.name)
-        if info is None:
-            continue
-        _check_shape(tensor, info)
-        dtype = BY_NAME[tensor.dtype]
-        if info.role in ("experts", "heads"):
-            matrices[tensor.name] = _add_experts(decoder, tensor)
-        elif info.role in MATRIX_ROLES:
-            rows, columns = tensor.shape
-            matrices[tensor.name] = decoder.add_matrix(tensor.name, dtype.gguf_id, rows, columns, tensor.data)
-        elif info.role == "expert_bias":
-            vectors[tensor.name] = _add_expert_biases(decoder, tensor)
-        elif info.role == "rope":
-            factors[tensor.name] = _factors(tensor)
-        else:
-            offset = offsets.get(tensor.name, 0.0)
-            vectors[tensor.name] = decoder.add_vector(
-                tensor.name, dtype.gguf_id, tensor.shape[0], tensor.data, offset
-            )
-    for name, info in wanted.items():
-        if info.required and not (name in matrices or name in vectors or name in factors):
-            raise ModelError(f"tensor {info.gguf} is missing; the file is incomplete or of another kind")
-    return Tensors(matrices, vectors, factors)
-
-
-def _add_experts(decoder: _native.Decoder, tensor: Tensor) -> int:
-    """One matrix for each expert of a stack, one after the other; the index of the first."""
-    experts, rows, columns = tensor.shape
-    dtype = BY_NAME[tensor.dtype]
-    size = nbytes(dtype, rows * columns)
-    data = memoryview(tensor.data).cast("B")
-    first = 0
-    for e in range(experts):
-        part = data[e * size : (e + 1) * size]
-        index = decoder.add_matrix(f"{tensor.name} of expert {e}", dtype.gguf_id, rows, columns, part)
-        first = index - e
-    return first
-
-
-def _add_expert_biases(decoder: _native.Decoder, tensor: Tensor) -> int:
-    """One vector for each expert, one after the other; the index of the first."""
-    experts, n = tensor.shape
-    dtype = BY_NAME[tensor.dtype]
-    data = memoryview(tensor.data).cast("B")
-    size = len(data) // experts
-    parts = [data[e * size : (e + 1) * size] for e in range(experts)]
-    indices = [decoder.add_vector(tensor.name, dtype.gguf_id, n, part, 0.0) for part in parts]
-    return indices[0]
-
-
-def _check_shape(tensor: Tensor, info: TensorInfo) -> None:
-    if tuple(tensor.shape) != info.shape:
-        raise ModelError(f"tensor {tensor.name} has shape {list(tensor.shape)}, expected {list(info.shape)}")
-    if tensor.dtype not in BY_NAME:
-        raise ModelError(f"tensor {tensor.name}: type {tensor.dtype} is not supported")
-
-
-def _factors(tensor: Tensor) -> array[float]:
-    """Rope divisors: F32, positive."""
-    if tensor.dtype != "F32":
-        raise ModelError(f"tensor {tensor.name}: rope factors must be F32, not {tensor.dtype}")
-    values = array("f")
-    values.frombytes(bytes(tensor.data))
-    if not all(0.0 < value < float("inf") for value in values):
-        raise ModelError(f"tensor {tensor.name} holds a rope factor that is not a positive number")
-    return values
