@@ -6,25 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from test_families import case_of, make_runner
 
-from spola.backends.native.convert import convert_rows
 from spola.core.errors import ModelError
-from spola.formats.gguf import open_gguf
-from spola.formats.json_file import read_json
-from spola.formats.safetensors_folder import open_folder
 from spola.load.adapter import open_adapter
-from spola.load.weights import iter_tensors
 from spola.spec.decoder import DecoderSpec
-from spola.spec.from_gguf import from_gguf, gguf_sources
-from spola.spec.from_hf import from_hf
-from spola.spec.manifest import manifest
 from support.adapters import adapter_tensors, merged, write_adapter
-from support.families import Case, Run, write_folder
+from support.families import write_folder
 from support.family_gguf import write_case_gguf
+from support.loaded import case_of, convert, differ, load, opened
 
 FAMILIES = (
     "llama-biases",
@@ -55,39 +46,6 @@ FAMILIES = (
 KINDS = ("reference", "reference-quantized", "native")
 
 
-def convert(source: str, target: str, rows: int, columns: int, data: object) -> bytearray:
-    return convert_rows(source, target, rows, columns, data, 1)
-
-
-class Loaded:
-    """A case on a runner, from a folder or a GGUF file, with adapters by name."""
-
-    def __init__(self, path: Path, case: Case, kind: str, adapters: dict[str, Path] | None = None) -> None:
-        self.runner = make_runner(kind)
-        with open_gguf(path) if path.suffix == ".gguf" else open_folder(path) as file:
-            table = {name: (entry.dtype.name, entry.shape) for name, entry in file.tensors.items()}
-            if path.suffix == ".gguf":
-                self.spec, _ = from_gguf(file.metadata, table)  # type: ignore[union-attr]
-                sources = gguf_sources(self.spec, table)
-            else:
-                model = from_hf(read_json(path / "config.json"), table)
-                self.spec, sources = model.spec, dict(model.sources)
-            config = Run.make_config(self.spec, case.served or self.spec.context)
-            config = msgspec.structs.replace(config, max_lora_rank=8 if adapters else 0)
-            self.runner.load(self.spec, iter_tensors(file, manifest(self.spec), sources), config)
-        for name, folder in (adapters or {}).items():
-            self.runner.add_adapter(open_adapter(folder, name, self.spec, convert))
-        self.run = Run(self.runner, config, self.spec.vocab)
-
-    def logits(self, case: Case, chunks: tuple[int, ...], adapter: str | None = None) -> np.ndarray:
-        self.run.adapter = adapter
-        return self.run.logits(case.ids, chunks)
-
-
-def differ(found: np.ndarray, wanted: np.ndarray) -> float:
-    return float((np.abs(found - wanted).max(axis=1) / np.abs(wanted).max(axis=1)).max())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_adapter_is_what_it_adds_to_the_weights(name: str, kind: str, tmp_path: Path) -> None:
@@ -96,16 +54,16 @@ def test_an_adapter_is_what_it_adds_to_the_weights(name: str, kind: str, tmp_pat
     write_adapter(tmp_path / "adapter", tensors)
     write_folder(tmp_path / "base", case)
     write_folder(tmp_path / "merged", merged(case, tensors))
-    wanted = Loaded(tmp_path / "merged", case, kind).logits(case, (64,))
-    plain = Loaded(tmp_path / "base", case, kind).logits(case, (64,))
-    loaded = Loaded(tmp_path / "base", case, kind, {"a": tmp_path / "adapter"})
-    found = loaded.logits(case, (64,), "a")
+    wanted = load(tmp_path / "merged", case, kind).logits((64,))
+    plain = load(tmp_path / "base", case, kind).logits((64,))
+    loaded = load(tmp_path / "base", case, kind, adapters={"a": tmp_path / "adapter"})
+    found = loaded.logits((64,), "a")
     assert differ(found, wanted) < 2e-4
     assert differ(plain, wanted) > 2e-2  # the adapter does something
     # A request without the adapter does not see it.
-    assert np.array_equal(loaded.logits(case, (64,)), plain)
+    assert np.array_equal(loaded.logits((64,)), plain)
     if loaded.runner.capabilities.invariant:
-        assert np.array_equal(loaded.logits(case, (1, 7, 30), "a"), found)
+        assert np.array_equal(loaded.logits((1, 7, 30), "a"), found)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +75,7 @@ def test_gguf_and_folder_take_the_same_adapter(name: str, tmp_path: Path) -> Non
     write_folder(tmp_path / "base", case)
     write_case_gguf(tmp_path / "base.gguf", case)
     found = [
-        Loaded(path, case, "native", {"a": tmp_path / "adapter"}).logits(case, (64,), "a")
+        load(path, case, "native", adapters={"a": tmp_path / "adapter"}).logits((64,), "a")
         for path in (tmp_path / "base", tmp_path / "base.gguf")
     ]
     assert differ(*found) < 1e-4
@@ -129,7 +87,7 @@ def test_native_is_the_quantized_reference(dtype: str, tmp_path: Path) -> None:
     write_adapter(tmp_path / "adapter", adapter_tensors(case, seed=5), dtype="BF16")
     write_case_gguf(tmp_path / "base.gguf", case, dtype)
     native, reference = (
-        Loaded(tmp_path / "base.gguf", case, kind, {"a": tmp_path / "adapter"}).logits(case, (40,), "a")
+        load(tmp_path / "base.gguf", case, kind, adapters={"a": tmp_path / "adapter"}).logits((40,), "a")
         for kind in ("native", "reference-quantized")
     )
     assert differ(native, reference) < 1e-4
@@ -141,16 +99,15 @@ def test_half_floats_and_rank_stabilised_scale(tmp_path: Path) -> None:
     write_folder(tmp_path / "base", case)
     write_adapter(tmp_path / "rs", tensors, dtype="F16", use_rslora=True)
     write_folder(tmp_path / "merged", merged(case, tensors, scale=6.0 / 2.0))
-    wanted = Loaded(tmp_path / "merged", case, "native").logits(case, (64,))
-    found = Loaded(tmp_path / "base", case, "native", {"rs": tmp_path / "rs"}).logits(case, (64,), "rs")
+    wanted = load(tmp_path / "merged", case, "native").logits((64,))
+    found = load(tmp_path / "base", case, "native", adapters={"rs": tmp_path / "rs"}).logits((64,), "rs")
     assert differ(found, wanted) < 5e-3
 
 
 def spec_of(tmp_path: Path, name: str = "llama3") -> DecoderSpec:
     write_folder(tmp_path / "base", case_of(name))
-    with open_folder(tmp_path / "base") as file:
-        table = {n: (entry.dtype.name, entry.shape) for n, entry in file.tensors.items()}
-        return from_hf(read_json(tmp_path / "base" / "config.json"), table).spec
+    with opened(tmp_path / "base") as model:
+        return model.spec
 
 
 Change = Callable[[dict[str, np.ndarray]], None]
@@ -243,7 +200,7 @@ def test_values_that_are_not_finite_are_refused(kind: str, tmp_path: Path) -> No
     write_folder(tmp_path / "base", case_of("llama3"))
     write_adapter(tmp_path / "adapter", tensors)
     with pytest.raises(ModelError, match="not finite"):
-        Loaded(tmp_path / "base", case_of("llama3"), kind, {"a": tmp_path / "adapter"})
+        load(tmp_path / "base", case_of("llama3"), kind, adapters={"a": tmp_path / "adapter"})
 
 
 def test_what_is_no_adapter(tmp_path: Path) -> None:
@@ -263,7 +220,7 @@ def test_what_is_no_adapter(tmp_path: Path) -> None:
 def test_an_adapter_that_is_not_loaded_fails_its_request_alone(kind: str, tmp_path: Path) -> None:
     case = case_of("llama3")
     write_folder(tmp_path / "base", case)
-    loaded = Loaded(tmp_path / "base", case, kind)
+    loaded = load(tmp_path / "base", case, kind)
     with pytest.raises(AssertionError, match="adapter 'a' is not loaded"):
-        loaded.logits(case, (64,), "a")
-    assert loaded.logits(case, (64,)).shape[0] == 64
+        loaded.logits((64,), "a")
+    assert loaded.logits((64,)).shape[0] == 64

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_adapters import Loaded, differ
-from test_families import case_of
 
 from support.adapters import write_adapter
 from support.families import write_folder
 from support.family_gguf import write_case_gguf
+from support.loaded import case_of, differ, load
 from support.seeded import digest, seeded_weights
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "peft"
@@ -39,11 +38,11 @@ def test_logits_are_those_of_peft(name: str, kind: str, tmp_path: Path) -> None:
     raw, wanted = fixture(name, tmp_path / "adapter")
     case = case_of(raw["family"])
     write_folder(tmp_path / "base", case)
-    loaded = Loaded(tmp_path / "base", case, kind, {"a": tmp_path / "adapter"})
-    found = [loaded.logits(case, chunks, "a") for chunks in ((64,), (11, 1, 30))]
+    loaded = load(tmp_path / "base", case, kind, adapters={"a": tmp_path / "adapter"})
+    found = [loaded.logits(chunks, "a") for chunks in ((64,), (11, 1, 30))]
     for logits in found:
         assert differ(logits[:, raw["columns"]], wanted) < TOLERANCE
-    plain = loaded.logits(case, (64,))
+    plain = loaded.logits((64,))
     assert differ(plain[:, raw["columns"]], wanted) > 2e-2  # the adapter does something
 
 
@@ -52,8 +51,8 @@ def test_on_a_gguf_file(name: str, tmp_path: Path) -> None:
     raw, wanted = fixture(name, tmp_path / "adapter")
     case = case_of(raw["family"])
     write_case_gguf(tmp_path / "base.gguf", case)
-    loaded = Loaded(tmp_path / "base.gguf", case, "native", {"a": tmp_path / "adapter"})
-    assert differ(loaded.logits(case, (64,), "a")[:, raw["columns"]], wanted) < TOLERANCE
+    loaded = load(tmp_path / "base.gguf", case, "native", adapters={"a": tmp_path / "adapter"})
+    assert differ(loaded.logits((64,), "a")[:, raw["columns"]], wanted) < TOLERANCE
 
 
 def test_there_are_cases() -> None:

@@ -9,33 +9,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_families import case_of, load_gguf, make_runner
-from test_windows_engine import alone, mixed, opened
 
 from spola.core.errors import ConfigError, ModelError
 from spola.core.runner import RunnerConfig
 from spola.formats.gguf import open_gguf
-from spola.formats.json_file import read_json
-from spola.formats.safetensors_folder import open_folder
-from spola.load.weights import iter_tensors
 from spola.spec.decoder import LatentAttention
 from spola.spec.from_gguf import from_gguf, gguf_sources
-from spola.spec.from_hf import from_hf, spec_of_config
+from spola.spec.from_hf import spec_of_config
 from spola.spec.kv import kv_groups
-from spola.spec.manifest import manifest
 from support.families import Run, write_folder
+from support.family_engine import alone, engine_on, mixed
 from support.family_gguf import write_case_gguf
+from support.loaded import case_of, cosines, load, make_runner, opened
 
 LONG = 700  # positions: three segments of attention, the last one of them not whole
 
 
-def load(folder: Path, kind: str, kv: str, threads: int = 1) -> Run:
-    with open_folder(folder) as file:
-        table = {name: (entry.dtype.name, entry.shape) for name, entry in file.tensors.items()}
-        model = from_hf(read_json(folder / "config.json"), table)
-        groups = kv_groups(model.spec, kv, kv)
+def long_run(folder: Path, kind: str, kv: str, threads: int = 1) -> Run:
+    """Room for ``LONG`` positions with a cache of type ``kv``."""
+    with opened(folder) as model:
         config = RunnerConfig(
-            kv_groups=groups,
+            kv_groups=kv_groups(model.spec, kv, kv),
             kv_blocks=(LONG // 32 + 4,),
             max_step_tokens=256,
             max_seqs=2,
@@ -43,7 +37,7 @@ def load(folder: Path, kind: str, kv: str, threads: int = 1) -> Run:
             threads=threads,
         )
         runner = make_runner(kind)
-        runner.load(model.spec, iter_tensors(file, manifest(model.spec), model.sources), config)
+        runner.load(model.spec, model.tensors, config)
     return Run(runner, config, model.spec.vocab)
 
 
@@ -73,23 +67,23 @@ def test_one_vector_a_token_is_kept() -> None:
 def test_a_long_text_in_every_kv_type(folder: Path, kv: str) -> None:
     """Against the quantized reference, which repeats the operations one by one; the weights are f32."""
     ids = ids_of(LONG - 20)
-    native = load(folder, "native", kv, threads=2)
+    native = long_run(folder, "native", kv, threads=2)
     chunks = [(200, 7, 1, 250), (256,)]
     found = [native.logits(ids, c) for c in chunks]
     assert np.array_equal(found[0], found[1])
-    wanted = load(folder, "reference-quantized", kv).logits(ids[:300], (256,))
+    wanted = long_run(folder, "reference-quantized", kv).logits(ids[:300], (256,))
     worst = np.abs(found[0][:300] - wanted).max(axis=1) / np.abs(wanted).max(axis=1)
     # A sum that rounds otherwise may move a value to the next step of int8 or f16; most rows see nothing.
     assert np.median(worst) < 1e-4
     assert worst.max() < (1e-4 if kv == "f32" else 0.05)
     if kv == "f32":
-        plain = load(folder, "reference", kv).logits(ids, (256,))
+        plain = long_run(folder, "reference", kv).logits(ids, (256,))
         assert (np.abs(found[0] - plain).max(axis=1) < 2e-4 * np.abs(plain).max(axis=1)).all()
 
 
 def test_free_blocks_are_not_read(folder: Path) -> None:
     ids = ids_of(300)
-    run = load(folder, "native", "f16")
+    run = long_run(folder, "native", "f16")
     clean = run.logits(ids, (90,))
     for block in range(run.config.kv_blocks[0]):
         run.runner.poison(0, block)  # type: ignore[attr-defined]
@@ -98,7 +92,7 @@ def test_free_blocks_are_not_read(folder: Path) -> None:
 
 def test_threads_and_instruction_counts_do_not_show(folder: Path) -> None:
     ids = ids_of(600)
-    found = [load(folder, "native", "f16", threads).logits(ids, (256, 1)) for threads in (1, 3)]
+    found = [long_run(folder, "native", "f16", threads).logits(ids, (256, 1)) for threads in (1, 3)]
     assert np.array_equal(found[0], found[1])
 
 
@@ -108,7 +102,7 @@ def test_any_mix_gives_what_each_gives_alone(folder: Path) -> None:
         draw = random.Random(seed)
         arrivals = list(range(8))
         draw.shuffle(arrivals)
-        with opened(folder, blocks, seqs=4, cache=True) as model:
+        with engine_on(folder, blocks, seqs=4, cache=True) as model:
             while arrivals or model.engine.has_work:
                 if arrivals and (draw.random() < 0.3 or not model.engine.has_work):
                     model.engine.add(mixed(arrivals.pop()))
@@ -162,7 +156,5 @@ def test_wrong_sizes_are_refused_by_name() -> None:
 def test_a_quantized_file_answers_like_its_folder(tmp_path: Path) -> None:
     case = case_of("deepseek_v3")
     write_case_gguf(tmp_path / "model.gguf", case, "Q8_0")
-    found = load_gguf(tmp_path / "model.gguf", case, "native", threads=2).run.logits(case.ids, (64,))
-    row = found[:, case.columns]
-    cosine = (row * case.logits).sum(1) / np.linalg.norm(row, axis=1) / np.linalg.norm(case.logits, axis=1)
-    assert np.median(cosine) > 0.99
+    found = load(tmp_path / "model.gguf", case, "native", threads=2).logits((64,))
+    assert np.median(cosines(found, case)) > 0.99

@@ -8,19 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_families import NO_GGUF, ONLY_GGUF, case_of, check, load_gguf
 
-from spola.backends.native.convert import convert_rows
 from spola.core.errors import ModelError
 from spola.load.model import Model, open_model
 from spola.load.resolve import resolve_model
 from spola.quantize.write import quantize
 from support.families import CASES, Case, write_folder
 from support.hf_tokenizer import folder_tokenizer
-
-
-def convert(source: str, target: str, rows: int, columns: int, data: object) -> bytearray:
-    return convert_rows(source, target, rows, columns, data, 1)
+from support.loaded import NO_GGUF, ONLY_GGUF, case_of, check, convert, cosines, load
 
 
 def open_folder(folder: Path, case: Case) -> Model:
@@ -35,9 +30,9 @@ def test_the_file_of_a_family_is_the_same_model(name: str, tmp_path: Path) -> No
     case = case_of(name)
     with open_folder(tmp_path / "hf", case) as model:
         quantize(model, tmp_path / "model.gguf", "F32", convert)
-    loaded = load_gguf(tmp_path / "model.gguf", case, "native")
+    loaded = load(tmp_path / "model.gguf", case, "native")
     assert loaded.warnings == ()
-    check(loaded.run.logits(case.ids, (64,)), case)
+    check(loaded.logits((64,)), case)
 
 
 @pytest.mark.parametrize("name", [name for name in NO_GGUF if name != "qwen2-window"])
@@ -55,9 +50,6 @@ def test_experts_and_norms_with_an_offset_are_quantized_from_bf16(tmp_path: Path
         with open_model(resolve_model(str(tmp_path / name))) as model:
             done = quantize(model, tmp_path / f"{name}.gguf", "Q8_0", convert)
         assert set(done.bytes_by_type) >= {"F32", "Q8_0"} or done.notes
-        found = load_gguf(tmp_path / f"{name}.gguf", case, "native").run.logits(case.ids, (64,))
-        cosine = [
-            float(np.dot(row, want) / np.linalg.norm(row) / np.linalg.norm(want))
-            for row, want in zip(found[:, case.columns], case.logits, strict=True)
-        ]
-        assert np.median(cosine) > 0.99, (name, np.median(cosine))
+        found = load(tmp_path / f"{name}.gguf", case, "native").logits((64,))
+        cosine = np.median(cosines(found, case))
+        assert cosine > 0.99, (name, cosine)

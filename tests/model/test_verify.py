@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from test_families import case_of
 
-from spola.backends.native.convert import convert_rows
 from spola.cli import main as cli
 from spola.core.dtype import BY_NAME
 from spola.evaluate.verify import REFERENCE
@@ -27,16 +25,13 @@ from spola.load.resolve import resolve_model
 from spola.quantize.write import quantize
 from support.families import write_folder
 from support.hf_tokenizer import folder_tokenizer
+from support.loaded import case_of, convert
 
 verify_module = importlib.import_module("spola.evaluate.verify")
 
 Tensors = dict[str, np.ndarray]
 Keys = dict[str, Any]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-
-
-def convert(source: str, target: str, rows: int, columns: int, data: object) -> bytearray:
-    return convert_rows(source, target, rows, columns, data, 1)
 
 
 def make(folder: Path, name: str) -> Path:
