@@ -13,6 +13,9 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Helpers assert too: their failures show values as those of tests do.
+pytest.register_assert_rewrite("support")
+
 # What tests may be told from outside: the instruction set to run on, and the server for tests/clients. Every
 # other setting of spola is forgotten here, before a test module is imported; what tests start inherits this.
 TOLD = ("SPOLA_ISA", "SPOLA_URL")

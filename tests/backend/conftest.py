@@ -9,6 +9,7 @@ import pytest
 from spola.backends.registry import backend
 from spola.core.runner import Runner
 from support.drive import Driver
+from support.sampling import TINY
 from support.tiny import Tiny, TinyModel
 
 RUNNERS = ("reference", "reference-quantized", "native")
@@ -47,3 +48,9 @@ def bench(request):
     yield bench
     for runner in bench.runners:
         runner.close()
+
+
+@pytest.fixture
+def driver(bench: Bench) -> Driver:
+    """On the model of ``support.sampling``."""
+    return bench.load(TINY, blocks=160)

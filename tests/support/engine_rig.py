@@ -14,7 +14,7 @@ from spola.backends.null import NullRunner
 from spola.backends.shapes import static
 from spola.core.params import SamplingParams
 from spola.core.runner import Capabilities, KvGroup, RunnerConfig
-from spola.core.step import RequestState, Step, StepOutput
+from spola.core.step import RequestState, Slice, Step, StepOutput, pack_ids
 from spola.engine.engine import Engine
 from spola.engine.events import Event
 from spola.engine.limits import Limits
@@ -68,6 +68,24 @@ def expected(request: Request, prompt: Sequence[int], limit: int) -> Expected:
             return Expected(out, "stop")
         if len(ids) >= limit or len(out) == request.params.max_tokens:
             return Expected(out, "length")
+
+
+def alone(r: Request) -> tuple[list[float], bytes, bytes | None]:
+    """What a request that samples nothing gives when a runner computes it in one slice."""
+    runner = NullRunner(script=next_token)
+    config = RunnerConfig(kv_groups=(FULL,), kv_blocks=(4,), max_step_tokens=64, max_seqs=1, max_model_len=64)
+    runner.load(SimpleNamespace(vocab=VOCAB, hidden=6), (), config)
+    whole = _one_slice(r)
+    out = runner.execute(whole).slices[0]
+    return list(out.scores or ()), out.logits or b"", out.vector
+
+
+def _one_slice(r: Request) -> Step:
+    n = r.goal
+    heads = n - r.head_from if r.want in ("score", "logits") else 0
+    targets = pack_ids(r.known[r.head_from + 1 :]) if r.want == "score" else b""
+    piece = Slice(r.id, 0, pack_ids(r.known[:n]), (pack_ids(range(-(-n // 32))),), heads, 0, targets)
+    return Step(0, (piece,), (r.state(),))
 
 
 @dataclass
@@ -161,6 +179,11 @@ class Rig:
                 return self.results
             self.step()
         raise AssertionError(f"not finished after {most} steps: {self.scheduler.requests}")
+
+
+def shapes(step: Step) -> list[tuple[int, int, int]]:
+    """(id, start, rows) of each slice."""
+    return [(s.id, s.start, s.n) for s in step.slices]
 
 
 def small_static(chunk: int = 8, block_size: int = 4, max_total_context: int = 120) -> Capabilities:

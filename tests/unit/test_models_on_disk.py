@@ -20,7 +20,6 @@ from spola.runtime.limits import Limits
 from spola.runtime.machine import probe
 from spola.spec.mixes import mix_types
 from support.cli import spola
-from support.tiny import Tiny, write_tiny_gguf
 
 DIGEST = "sha256:" + "a" * 64
 COMMITS = ("1" * 40, "2" * 40)
@@ -33,13 +32,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
-    write_tiny_gguf(path, Tiny())
-    return path.read_bytes()
 
 
 def ollama(
@@ -70,11 +62,11 @@ def snapshot(home: Path, commit: str, files: dict[str, bytes], name: str = "org-
     return base
 
 
-def test_ollama_runs_and_is_listed(home: Path, model: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ollama_runs_and_is_listed(home: Path, tiny_gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     store = home / ".ollama/models"
-    ollama(store, layers("model", "template", "params"), model)
-    ollama(store, layers("model"), model, "someone/other/1b")
-    ollama(store, layers("model", "projector"), model, "hf.co/org/Tiny-GGUF/Q4_K_M")
+    ollama(store, layers("model", "template", "params"), tiny_gguf)
+    ollama(store, layers("model"), tiny_gguf, "someone/other/1b")
+    ollama(store, layers("model", "projector"), tiny_gguf, "hf.co/org/Tiny-GGUF/Q4_K_M")
     for name in (
         "ollama:tiny",
         "ollama:tiny:latest",
@@ -91,7 +83,7 @@ def test_ollama_runs_and_is_listed(home: Path, model: bytes, monkeypatch: pytest
     run = spola("run", "-m", "ollama:tiny", "--raw", "-n", "2", "the", "--json")
     assert len(json.loads(run.stdout)["token_ids"]) == 2
     # Another place, named as Ollama itself is told of it.
-    ollama(home / "elsewhere", layers("model"), model, "library/mine/latest")
+    ollama(home / "elsewhere", layers("model"), tiny_gguf, "library/mine/latest")
     monkeypatch.setenv("OLLAMA_MODELS", str(home / "elsewhere"))
     assert resolve_model("ollama:mine").path.parent == home / "elsewhere/blobs"
     with pytest.raises(ConfigError, match="there are: mine:latest"):
@@ -128,11 +120,11 @@ def test_names_of_ollama_stay_in_its_store(home: Path, name: str) -> None:
         resolve_model(f"ollama:{name}")
 
 
-def test_lm_studio(home: Path, model: bytes) -> None:
+def test_lm_studio(home: Path, tiny_gguf: bytes) -> None:
     for place in (home / ".lmstudio/models", home / "moved/models"):
         folder = place / "pub/Tiny-GGUF"
         folder.mkdir(parents=True)
-        (folder / f"{place.parent.name.strip('.')}-Q4_K_M.gguf").write_bytes(model)
+        (folder / f"{place.parent.name.strip('.')}-Q4_K_M.gguf").write_bytes(tiny_gguf)
         (folder / "mmproj-model.gguf").write_bytes(b"projector")
     found = [where.name for where in models_found()]
     assert "pub/Tiny-GGUF:lmstudio-Q4_K_M" in found
@@ -143,9 +135,9 @@ def test_lm_studio(home: Path, model: bytes) -> None:
     assert all(resolve_model(where.name).path == where.path for where in models_found())
 
 
-def test_older_snapshots_of_the_hub_count_too(home: Path, model: bytes) -> None:
-    base = snapshot(home, COMMITS[0], {"m-Q8_0.gguf": model, "m-Q4_K_M.gguf": model})
-    snapshot(home, COMMITS[1], {"m-Q4_K_M.gguf": model + b"new"})
+def test_older_snapshots_of_the_hub_count_too(home: Path, tiny_gguf: bytes) -> None:
+    base = snapshot(home, COMMITS[0], {"m-Q8_0.gguf": tiny_gguf, "m-Q4_K_M.gguf": tiny_gguf})
+    snapshot(home, COMMITS[1], {"m-Q4_K_M.gguf": tiny_gguf + b"new"})
     (base / "refs").mkdir()
     (base / "refs/main").write_text(COMMITS[1])
     assert resolve_model("org/Tiny-GGUF:Q4_K_M").path.parent.name == COMMITS[1]
@@ -192,8 +184,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("measured")
-def test_models_says_what_to_expect(home: Path, model: bytes) -> None:
-    ollama(home / ".ollama/models", layers("model"), model)
+def test_models_says_what_to_expect(home: Path, tiny_gguf: bytes) -> None:
+    ollama(home / ".ollama/models", layers("model"), tiny_gguf)
     snapshot(home, COMMITS[0], {"bad-Q4_0.gguf": b"no model"})
     listed = json.loads(spola("models", "--json").stdout)
     assert listed["why_no_prediction"] == ""
@@ -202,7 +194,7 @@ def test_models_says_what_to_expect(home: Path, model: bytes) -> None:
     assert (listed["prompt_tokens"], listed["context_tokens"]) == (plan["prefill_tokens"], plan["context"])
     rows = {row["name"]: row for row in listed["models"]}
     tiny = rows["ollama:tiny:latest"]
-    assert (tiny["on_disk"], tiny["size"], tiny["fits"], tiny["problem"]) == (True, len(model), True, "")
+    assert (tiny["on_disk"], tiny["size"], tiny["fits"], tiny["problem"]) == (True, len(tiny_gguf), True, "")
     bad = rows["org/Tiny-GGUF:bad-Q4_0"]
     assert "bad-Q4_0.gguf" in bad["problem"]
     assert bad["fits"] is None
