@@ -2,6 +2,7 @@
 #include "base/half.h"
 #include "check.h"
 #include "kernels/attention.h"
+#include "kernels/row_groups.h"
 #include "kernels/table.h"
 
 using namespace spola;
@@ -93,6 +94,43 @@ void check_kv(const std::vector<float>& x) {
       CHECK(a[i] >= -127);
       // Half a step; an f16 scale is off by 2^-11 of itself, or by half the least one: 127 times that at most.
       CHECK(std::fabs(a[i] * scale - x[i]) <= scale * 0.5001 + 127 * (scale * 0x1p-11 + 0x1p-25));
+    }
+  }
+}
+
+// Rows of one block each, as an epilogue has them (two halves apart) and as rows of a buffer.
+void check_group(const std::vector<float>& x, int rows) {
+  for (size_t stride : {size_t{16}, size_t{48}}) {
+    const float* high = x.data() + (stride == 16 ? x.size() / 2 : 16);
+    const auto run = [&](const Kernels* kernels, uint32_t* bad) {
+      std::vector<uint8_t> record(static_cast<size_t>(rows) * kRowBlockBytes + 8, 0xa5);  // and nothing beyond it
+      *bad = kernels->quantize_group(x.data(), high, stride, rows, record.data());
+      return record;
+    };
+    uint32_t want = 0, bad = 0;
+    const std::vector<uint8_t> record = run(scalar_kernels(), &want);
+    for (int r = 0; r < rows; ++r) {
+      const size_t at = static_cast<size_t>(r) * stride;
+      bool finite = true;
+      for (size_t i = 0; i < 16; ++i) finite &= std::isfinite(x[at + i]) && std::isfinite(high[at + i]);
+      CHECK(((want >> r) & 1u) == (finite ? 0u : 1u));
+    }
+    for (const Kernels* kernels : check::variants()) {
+      if (!kernels->quantize_group) continue;
+      CHECK(run(kernels, &bad) == record && bad == want);
+    }
+  }
+}
+
+void check_groups(check::Random& random) {
+  for (int rows = 1; rows <= kMaxRows; ++rows) {
+    const std::vector<float> x = random_row(rows * 48 + 32, random);
+    check_group(x, rows);
+    for (float special : {0.0f, -0.0f, 1e-45f, 0x1p-101f, 0x1p-100f, 3.4e38f, INFINITY, -INFINITY, NAN, -NAN}) {
+      std::vector<float> y = x;
+      for (int n = 0; n < 3; ++n) y[size_t(random.below(static_cast<int>(y.size())))] = special;
+      check_group(y, rows);
+      check_group(std::vector<float>(x.size(), special), rows);
     }
   }
 }
@@ -323,6 +361,7 @@ void test_rows() {
   check_mixes();
   check::Random random(3);
   check_quantizers(random);
+  check_groups(random);
   check_exp();
   check_half_store(random);
   for (int n : kLengths) {

@@ -64,6 +64,48 @@ uint32_t Decoder::formats_of(const std::vector<int>& indices) const {
   return formats;
 }
 
+// Whether what follows a prepare op, up to the next one, reads groups of A8 rows alone where there are any.
+bool Decoder::reads_groups_only(const Op* prepare) const {
+  const PrepareOp& p = prepare->prepare;
+  if (p.rows != Rows::kStep || p.formats != 1u << static_cast<int>(ActFormat::kA8)) return false;
+  const Op* const end = program_.ops.data() + program_.ops.size();
+  for (const Op* op = prepare + 1; op != end && op->kind != OpKind::kPrepare; ++op) {
+    if (op->kind == OpKind::kHeads || op->kind == OpKind::kExperts) return false;
+    if (op->kind != OpKind::kLinear) continue;
+    for (int i = 0; i < op->linear.parts; ++i) {
+      const int scheme = static_cast<int>(model_.matrix(op->linear.part[i].matrix).scheme);
+      if (((kernels_->group_schemes >> scheme) & 1u) == 0) return false;
+    }
+  }
+  return true;
+}
+
+// Whether an op after `from` reads what `buffer` holds there.
+bool Decoder::read_again(Buffer buffer, const Op* from) const {
+  const Op* const end = program_.ops.data() + program_.ops.size();
+  for (const Op* op = from + 1; op != end; ++op) {
+    if (op->kind == OpKind::kPrepare && op->prepare.input == buffer) return true;
+    if (op->kind == OpKind::kResidual && op->residual.input == buffer) return true;
+    if (op->kind == OpKind::kLinear && op->linear.output == buffer) return false;
+  }
+  return false;
+}
+
+void Decoder::mark_groups() {
+  std::vector<Op>& ops = program_.ops;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (ops[i].kind != OpKind::kPrepare) continue;
+    PrepareOp& p = ops[i].prepare;
+    p.groups_only = reads_groups_only(&ops[i]);
+    if (!p.groups_only || i == 0 || ops[i - 1].kind != OpKind::kLinear) continue;
+    LinearOp& before = ops[i - 1].linear;
+    if (is_activation(before.epilogue) && before.output == p.input && before.width == p.width &&
+        p.stride == p.width && p.norm.kind == NormKind::kNone && !read_again(p.input, &ops[i])) {
+      p.left = before.leaves = true;
+    }
+  }
+}
+
 // A worker may prepare rows for itself when the linear op that reads them does not write what they are made
 // of, and may merge the attention that it then prepares.
 void Decoder::lay_out_stages() {
@@ -127,6 +169,7 @@ void Decoder::drop_adapter(int adapter) {
 
 void Decoder::finish() {
   check_program();
+  mark_groups();
   lay_out_stages();
   WorkspaceShape shape;
   shape.rows = config_.max_step_tokens;

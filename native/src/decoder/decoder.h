@@ -147,6 +147,9 @@ class Decoder {
   void plan_rows(StepRows& rows, const std::vector<RowSpan>& spans) const;
   void lay_out_rows(const std::vector<SliceIn>& slices);
   void lay_out_wanted(const std::vector<Run>& runs);
+  void mark_groups();
+  bool reads_groups_only(const Op* prepare) const;
+  bool read_again(Buffer buffer, const Op* from) const;
   void lay_out_stages();
   const uint8_t* weights_after(const Op& op, const OpContext& c, int worker) const;
   void compute(const StepIn& step, std::vector<Run>& runs);

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <type_traits>
 
 #include "base/align.h"
-#include "decoder/ops.h"
+#include "decoder/tile.h"
 #include "kernels/row_groups.h"
 
 namespace spola {
@@ -28,67 +27,12 @@ int end_of_pass(const OpContext& c, int begin) {
   return groups.begin(std::min(groups.count, groups.of(begin) + ceil_div(pass, c.kernels->rows)));
 }
 
-// Rows row .. row + rows of the step; `next` is the tile that will be read after theirs, or null.
-struct Call {
-  int row;
-  int rows;
-  const uint8_t* next;
-};
-
-const uint8_t* tile_data(const Matrix& m, int tile) {
-  return m.data + static_cast<size_t>(tile) * m.tile_bytes;
-}
-
 // The part of the op that holds a tile, counted over all parts, and the tile's place in it.
 const LinearPart& part_of(const LinearOp& op, const Model& model, int* tile) {
   const LinearPart* part = op.part;
   if (is_activation(op.epilogue)) return *part;  // its parts go side by side
   while (*tile >= model.matrix(part->matrix).tiles) *tile -= model.matrix((part++)->matrix).tiles;
   return *part;
-}
-
-// One tile for the rows of a call, with what adapters add and the bias: out[r * 16 + j].
-void product(const OpContext& c, const LinearPart& part, int tile, const Call& call, float* out) {
-  const int row = call.row, rows = call.rows;
-  const Matrix& m = c.model->matrix(part.matrix);
-  const TileKernel kernel = c.kernels->tile[static_cast<int>(m.scheme)][static_cast<int>(m.format)];
-  Activations a = c.activations;
-  a.next = call.next;
-  kernel(tile_data(m, tile), a, row, rows, out);
-  const int column = tile * kTileRows;
-  const int n = std::min(kTileRows, m.rows - column);
-  if (part.site != kNoId && c.rows->adapted) add_deltas(c, part, tile, row, rows, out);
-  if (part.bias == kNoId) return;
-  const float* bias = c.model->vector(part.bias).data + column;
-  for (int r = 0; r < rows; ++r) {
-    for (int j = 0; j < n; ++j) out[r * kTileRows + j] += bias[j];
-  }
-}
-
-// `n` is a constant in full tiles, so that the loops unroll.
-template <class Count>
-void store_rows(const LinearOp& op, const float* values, int rows, Count n, float* y) {
-  const size_t width = static_cast<size_t>(op.width);
-  for (int r = 0; r < rows; ++r, y += width, values += kTileRows) {
-    if (op.epilogue != Epilogue::kAdd) {
-      for (int j = 0; j < n; ++j) y[j] = values[j];
-    } else if (op.multiplier == 1.0f) {
-      for (int j = 0; j < n; ++j) y[j] += values[j];
-    } else {
-      for (int j = 0; j < n; ++j) y[j] += op.multiplier * values[j];
-    }
-  }
-}
-
-void store(const LinearOp& op, const float* values, int rows, int n, float* y) {
-  if (n == kTileRows) return store_rows(op, values, rows, std::integral_constant<int, kTileRows>(), y);
-  store_rows(op, values, rows, n, y);
-}
-
-// Asks for the lines of an output that will be written, so that stores do not wait for them: a row of a prompt's
-// buffers lies far from the next, and all of them are more than the caches near a core hold.
-void prefetch_output(const LinearOp& op, int rows, const float* y) {
-  for (int r = 0; r < rows; ++r) __builtin_prefetch(y + static_cast<size_t>(r) * op.width, 1);
 }
 
 void plain_tile(const LinearOp& op, const OpContext& c, int tile, const Call& call) {
@@ -100,56 +44,6 @@ void plain_tile(const LinearOp& op, const OpContext& c, int tile, const Call& ca
   alignas(kCacheLine) float out[kMaxCallRows * kTileRows];
   product(c, part, tile, call, out);
   store(op, out, call.rows, std::min(kTileRows, m.rows - column), y);
-}
-
-// Bounds as gpt-oss has them; NaN stays NaN.
-void bound(const LinearOp& op, float* gate, float* up, int n) {
-  if (op.clamp != 0.0f) {
-    for (int i = 0; i < n; ++i) gate[i] = gate[i] > op.clamp ? op.clamp : gate[i];
-    for (int i = 0; i < n; ++i) up[i] = up[i] > op.clamp ? op.clamp : up[i] < -op.clamp ? -op.clamp : up[i];
-  }
-  if (op.up_offset == 0.0f) return;
-  for (int i = 0; i < n; ++i) up[i] += op.up_offset;
-}
-
-void silu_1702_mul(const Kernels& kernels, float* gate, const float* up, int n) {
-  alignas(kCacheLine) float e[kMaxCallRows * kTileRows];
-  for (int i = 0; i < n; ++i) e[i] = -(1.702f * gate[i]);
-  kernels.exp_many(e, n, e);
-  for (int i = 0; i < n; ++i) gate[i] = gate[i] / (1.0f + e[i]) * up[i];
-}
-
-void activate(Epilogue epilogue, const Kernels& kernels, float* gate, const float* up, int n) {
-  if (epilogue == Epilogue::kSilu) return kernels.silu_mul(gate, up, n, gate);
-  if (epilogue == Epilogue::kGeluTanh) return kernels.gelu_tanh_mul(gate, up, n, gate);
-  if (epilogue == Epilogue::kGelu) return kernels.gelu_mul(gate, up, n, gate);
-  if (epilogue == Epilogue::kSilu1702) return silu_1702_mul(kernels, gate, up, n);
-  for (int i = 0; i < n; ++i) {
-    const float x = gate[i] <= 0.0f ? 0.0f : gate[i];  // a NaN stays one
-    gate[i] = (epilogue == Epilogue::kRelu2 ? x * x : x) * up[i];
-  }
-}
-
-void activated_tile(const LinearOp& op, const OpContext& c, int tile, const Call& call) {
-  const int rows = call.rows;
-  alignas(kCacheLine) float gate[kMaxCallRows * kTileRows];
-  alignas(kCacheLine) float up[kMaxCallRows * kTileRows];
-  const Matrix& m = c.model->matrix(op.part[0].matrix);
-  const int column = tile * kTileRows;
-  float* y = c.work->buffer(op.output) + static_cast<size_t>(call.row) * op.width + column;
-  if (op.parts == 2) {
-    const uint8_t* second = tile_data(c.model->matrix(op.part[1].matrix), tile);
-    product(c, op.part[0], tile, {call.row, rows, call.next ? second : nullptr}, gate);
-    prefetch_output(op, rows, y);
-    product(c, op.part[1], tile, call, up);
-  } else {
-    prefetch_output(op, rows, y);
-    product(c, op.part[0], tile, call, gate);
-    std::fill(up, up + rows * kTileRows, 1.0f);
-  }
-  bound(op, gate, up, rows * kTileRows);
-  activate(op.epilogue, *c.kernels, gate, up, rows * kTileRows);
-  store(op, gate, rows, std::min(kTileRows, m.rows - column), y);
 }
 
 // softcap(scale * (W x + b)) of one row; remembers whether all values are finite.
@@ -178,6 +72,17 @@ const uint8_t* tile_data(const LinearOp& op, const Model& model, int tile) {
   return tile_data(model.matrix(part.matrix), tile);
 }
 
+// with(call) for each call that the rows take; the op's tile says of which kernel.
+template <class With>
+void each_call(const LinearOp& op, const OpContext& c, int tile, Range rows, const uint8_t* next, const With& with) {
+  const ActFormat format = c.model->matrix(part_of(op, *c.model, &tile).matrix).format;
+  Call call{rows.begin, 0, next};
+  for (; call.row < rows.end; call.row += call.rows, call.next = nullptr) {
+    call.rows = rows_of_call(c.activations, *c.kernels, format, call.row, rows.end);
+    with(call);
+  }
+}
+
 // Brings the first lines of the next op's weights into the first-level cache, when waiting for them would
 // show.
 void prefetch_next(const OpContext& c) {
@@ -198,25 +103,39 @@ int tiles_of(const LinearOp& op, const Model& model) {
 
 void linear_tile(const LinearOp& op, const OpContext& c, int tile, int begin, int end, const uint8_t* next) {
   const bool activation = is_activation(op.epilogue);
-  int place = tile;
-  const ActFormat format = c.model->matrix(part_of(op, *c.model, &place).matrix).format;
-  Call call{begin, 0, next};
-  for (; call.row < end; call.row += call.rows, call.next = nullptr) {
-    call.rows = rows_of_call(c.activations, *c.kernels, format, call.row, end);
+  each_call(op, c, tile, {begin, end}, next, [&](const Call& call) {
     activation ? activated_tile(op, c, tile, call) : plain_tile(op, c, tile, call);
+  });
+}
+
+bool leaves_groups(bool may, const OpContext& c) {
+  return may && c.rows->count > c.kernels->rows && !c.rows->adapted;
+}
+
+namespace {
+
+// Items begin .. end of the op for the rows of a pass; an item is `tiles` tiles, which begin at begin * tiles.
+void run_items(const LinearOp& op, const OpContext& c, Range items, int tiles, Range rows, int last) {
+  for (int i = items.begin; i < items.end; ++i) {
+    const uint8_t* next = i + 1 < last ? tile_data(op, *c.model, (i + 1) * tiles) : c.next;
+    if (tiles == 1) {
+      linear_tile(op, c, i, rows.begin, rows.end, next);
+    } else {
+      each_call(op, c, i * tiles, rows, next, [&](const Call& call) { activated_pair(op, c, i, call); });
+    }
   }
 }
 
+}  // namespace
+
 void run_linear(const LinearOp& op, const OpContext& c, int worker) {
-  const int tiles = tiles_of(op, *c.model);
+  const int tiles = leaves_groups(op.leaves, c) ? 2 : 1;
+  const int items = tiles_of(op, *c.model) / tiles;
   for (int begin = 0, end = 0, part = 0; begin < c.rows->count; begin = end, ++part) {
     end = end_of_pass(c, begin);
-    claim_all(c, worker, part, tiles, [&](Range range) {
-      const int last = c.pool->end_of_range(range.begin, tiles);
-      for (int t = range.begin; t < range.end; ++t) {
-        linear_tile(op, c, t, begin, end, t + 1 < last ? tile_data(op, *c.model, t + 1) : c.next);
-      }
-      if (begin == 0) c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
+    claim_all(c, worker, part, items, [&](Range range) {
+      run_items(op, c, range, tiles, {begin, end}, c.pool->end_of_range(range.begin, items));
+      if (begin == 0) c.pool->counters(worker).tiles += static_cast<uint64_t>((range.end - range.begin) * tiles);
     });
   }
   prefetch_next(c);

@@ -1,4 +1,5 @@
 #include "decoder/ops.h"
+#include "kernels/row_groups.h"
 
 #include <algorithm>
 #include <cmath>
@@ -282,13 +283,23 @@ const Op* run_own(const Op* first, const OpContext& c, int worker) {
   return op;
 }
 
+// Rows of a step that kernels read in groups are shared out in those.
+template <class Do>
+void claim_rows(const OpContext& c, int worker, int rows, Do&& work) {
+  if (rows != c.rows->count || c.kernels->groups == 0) return claim_all(c, worker, 0, rows, work);
+  const RowGroups groups(rows, c.kernels->rows);
+  claim_all(c, worker, 0, groups.count, [&](Range range) {
+    work(Range{groups.begin(range.begin), groups.begin(range.end)});
+  });
+}
+
 }  // namespace
 
 void run_stage(const Stage& stage, OpContext& c, int worker) {
   const Op* op = stage.first;
   if (c.alone) op = run_own(op, c, worker);
   if (is_by_row(op->kind)) {
-    return claim_all(c, worker, 0, rows_of(*op, c), [&](Range range) {
+    return claim_rows(c, worker, rows_of(*op, c), [&](Range range) {
       for (const Op* o = op; o != stage.last; ++o) run_rows(*o, false, c, worker, range);
       c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
     });

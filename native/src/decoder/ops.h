@@ -45,6 +45,12 @@ struct StepRows {
   void spoil(int row) const {
     bad[of_step.empty() ? row : of_step[row]].store(true, std::memory_order_relaxed);
   }
+  // Those of row, row + 1 and so on whose bit is set.
+  void spoil(int row, uint32_t bits) const {
+    for (; bits != 0; ++row, bits >>= 1) {
+      if (bits & 1u) spoil(row);
+    }
+  }
 };
 
 // Everything ops read and write.
@@ -86,6 +92,10 @@ void run_experts(const ExpertsOp& op, const OpContext& c, int worker);
 void run_heads(const HeadsOp& op, const OpContext& c, int worker);
 void run_latent(const LatentOp& op, const OpContext& c, int worker);
 void run_combine(const CombineOp& op, const OpContext& c, int worker, Range rows);
+
+// Whether a step's outputs of a linear op that `may` do so lie in its buffer as groups of A8 rows (row_groups.h), so
+// that they never go to memory as f32 rows and back. Few rows are read row by row, those with adapters as f32 too.
+bool leaves_groups(bool may, const OpContext& c);
 
 int tiles_of(const LinearOp& op, const Model& model);
 

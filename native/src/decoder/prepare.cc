@@ -49,18 +49,47 @@ void apply_norm(const Kernels& kernels, const Model& model, const NormPart& norm
   if (out != y) std::memcpy(y, out, static_cast<size_t>(n) * sizeof(float));
 }
 
+namespace {
+
+// Row r normed, where it lies then.
+const float* normed(const OpContext& c, const ActivationRows& to, const NormPart& norm, const RowsIn& input, int r) {
+  const float* x = input.at(r);
+  float* own = to.f32 + static_cast<size_t>(r) * input.width;
+  if (norm.kind != NormKind::kNone) {
+    apply_norm(*c.kernels, *c.model, norm, x, input.width, own, nullptr);
+    return own;
+  }
+  if (!input.moved()) return x;
+  std::memcpy(own, x, static_cast<size_t>(input.width) * sizeof(float));
+  return own;
+}
+
+// Rows of A8 into their groups and nowhere else: whole groups.
+void prepare_groups(const OpContext& c, const ActivationRows& to, const NormPart& norm, const RowsIn& input,
+                    Range range) {
+  const RowGroups groups(c.rows->count, c.kernels->rows);
+  const size_t stride = static_cast<size_t>(input.width);
+  for (int g = groups.of(range.begin), row = range.begin; row < range.end; row = groups.begin(++g)) {
+    const int end = groups.begin(g + 1);
+    const float* x = normed(c, to, norm, input, row);
+    for (int r = row + 1; r < end; ++r) normed(c, to, norm, input, r);
+    uint32_t bad = 0;
+    for (int b = 0; b < input.width / kBlock; ++b, x += kBlock) {
+      uint8_t* record = to.groups + record_at(row, end - row, input.width, b);
+      bad |= c.kernels->quantize_group(x, x + kBlock / 2, stride, end - row, record);
+    }
+    c.rows->spoil(row, bad);
+  }
+}
+
+}  // namespace
+
 void prepare_rows(const OpContext& c, const ActivationRows& to, const NormPart& norm, const RowsIn& input,
                   uint32_t formats, int begin, int end) {
   const int width = input.width;
   for (int r = begin; r < end; ++r) {
     const size_t at = static_cast<size_t>(r) * width;
-    const float* x = input.at(r);
-    if (norm.kind != NormKind::kNone) {
-      apply_norm(*c.kernels, *c.model, norm, x, width, to.f32 + at, nullptr);
-      x = to.f32 + at;
-    } else if (input.moved()) {
-      std::memcpy(to.f32 + at, x, static_cast<size_t>(width) * sizeof(float));
-    }
+    const float* x = normed(c, to, norm, input, r);
     bool finite = true;
     if (formats & (1u << static_cast<int>(ActFormat::kA8))) {
       const size_t blocks = static_cast<size_t>(r) * (width / 32);
@@ -88,10 +117,13 @@ Activations prepared(const ActivationRows& rows, const NormPart& norm, const Row
 }
 
 void prepare(const PrepareOp& op, bool own, const OpContext& c, int worker, Range range) {
+  if (leaves_groups(op.left, c)) return;
   const Ends ends = ends_of(op, own, c, worker);
-  prepare_rows(c, ends.to, op.norm, rows_in(op, c, ends.input), op.formats, range.begin, range.end);
+  const RowsIn input = rows_in(op, c, ends.input);
+  if (op.groups_only && in_groups(op, c)) return prepare_groups(c, ends.to, op.norm, input, range);
+  prepare_rows(c, ends.to, op.norm, input, op.formats, range.begin, range.end);
   if (!in_groups(op, c)) return;
-  const Activations a = prepared(ends.to, op.norm, rows_in(op, c, ends.input));
+  const Activations a = prepared(ends.to, op.norm, input);
   for (int r = range.begin; r < range.end; ++r) {
     put_into_group(a, r, c.rows->count, c.kernels->rows, ends.to.groups);
   }
@@ -100,6 +132,13 @@ void prepare(const PrepareOp& op, bool own, const OpContext& c, int worker, Rang
 Activations activations_of(const Op& consumer, const OpContext& c, int worker) {
   const Op* source = &consumer - 1;
   if (source->kind == OpKind::kAdapter) --source;
+  if (leaves_groups(source->prepare.left, c)) {
+    Activations a;
+    a.k = source->prepare.width;
+    a.groups = c.work->groups(source->prepare.input);
+    a.grouped = c.rows->count;
+    return a;
+  }
   const bool own = c.alone && source->own;
   const Ends ends = ends_of(source->prepare, own, c, worker);
   Activations a = prepared(ends.to, source->prepare.norm, rows_in(source->prepare, c, ends.input));

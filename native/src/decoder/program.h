@@ -69,6 +69,8 @@ struct PrepareOp {
   int32_t stride = 0;  // floats between rows of the input
   int32_t heads = 0;   // of kHeads
   int32_t step = 0;    // floats between heads of a row
+  bool groups_only = false;  // whoever reads the rows of a step reads groups of A8 alone, where there are any
+  bool left = false;         // the op before may leave the input as such groups: leaves_groups() in ops.h
 };
 
 // One matrix of a linear op. What a row's adapter adds at its site comes before the bias.
@@ -100,6 +102,7 @@ struct LinearOp {
   float clamp = 0.0f;       // the gate is at most this, the up projection within plus and minus this; 0: off
   float up_offset = 0.0f;   // added to the up projection then
   int32_t first = 0;        // the activations of the output's first row
+  bool leaves = false;      // may leave its output as groups of A8 rows: leaves_groups() in ops.h
 };
 
 // From scores in the router buffer to the experts of each row and their weights; then slots, sorted by

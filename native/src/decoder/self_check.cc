@@ -188,6 +188,20 @@ std::string check_rows(const Kernels& kernels, Random& random) {
   return "";
 }
 
+// One block of all rows of a full group and of a smaller one.
+bool group_agrees(const Kernels& kernels, Random& random) {
+  const std::vector<float> x = values(random, kernels.rows * kColumns);
+  for (int rows : {kernels.rows, kernels.rows / 2}) {
+    const auto record = [&](const Kernels& k) {
+      std::vector<uint8_t> bytes(static_cast<size_t>(rows) * kRowBlockBytes);
+      k.quantize_group(x.data(), x.data() + kBlock / 2, kColumns, rows, bytes.data());
+      return bytes;
+    };
+    if (!same(record(kernels), record(*scalar_kernels()))) return false;
+  }
+  return true;
+}
+
 std::string check_quantizers(const Kernels& kernels, Random& random) {
   const std::vector<float> x = values(random, kColumns);
   const Inputs in(1, random);
@@ -199,6 +213,7 @@ std::string check_quantizers(const Kernels& kernels, Random& random) {
   if (!same(in.q8, other.q8) || !same(in.d8, other.d8) || !same(in.s8, other.s8) || !same(in.h8, other.h8)) {
     return "quantize_a8";
   }
+  if (kernels.quantize_group && !group_agrees(kernels, random)) return "quantize_group";
   if (!same(in.q16, other.q16) || d16 != in.d16[0]) return "quantize_a16";
   const auto kv = [&](const Kernels& k) {
     std::vector<int8_t> q(kRow);

@@ -45,6 +45,8 @@ class Workspace {
 
   // Row 0 of a buffer; rows are width(buffer) floats apart.
   float* buffer(Buffer b) const { return buffers_[static_cast<int>(b)]; }
+  // The same memory for groups of A8 rows, which are less than half as large.
+  uint8_t* groups(Buffer b) const { return reinterpret_cast<uint8_t*>(buffer(b)); }
   int width(Buffer b) const { return widths_[static_cast<int>(b)]; }
 
   int head_rows() const { return shape_.head_rows; }

@@ -1,9 +1,11 @@
 // f32 activations to int8 blocks (A8) and int16 rows (A16), one value at a time.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
 #include "base/half.h"
 #include "kernels/attention.h"
+#include "kernels/row_groups.h"
 #include "kernels/variants.h"
 
 namespace spola::scalar {
@@ -52,6 +54,22 @@ bool quantize_a8(const float* x, int k, int8_t* q, float* d, float* s, int16_t* 
     h[b * 2 + 1] = static_cast<int16_t>(sum[1]);
   }
   return ok;
+}
+
+// See row_groups.h for the record; kernels that work on many rows at once are compared with this.
+uint32_t quantize_group(const float* lo, const float* hi, size_t stride, int rows, uint8_t* record) {
+  uint32_t bad = 0;
+  for (int r = 0; r < rows; ++r, lo += stride, hi += stride) {
+    float x[kBlock];
+    std::copy(lo, lo + kBlock / 2, x);
+    std::copy(hi, hi + kBlock / 2, x + kBlock / 2);
+    int8_t q[kBlock];
+    float d, s;
+    int16_t h[2];
+    if (!quantize_a8(x, kBlock, q, &d, &s, h)) bad |= 1u << r;
+    put_block({q, &d, &s, h}, r, rows, record);
+  }
+  return bad;
 }
 
 bool quantize_a16(const float* x, int k, int16_t* q, float* d) {

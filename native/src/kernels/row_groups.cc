@@ -25,24 +25,28 @@ int rows_of_call(const Activations& a, const Kernels& kernels, ActFormat format,
   return (last < groups.count && groups.begin(last) < end ? groups.begin(last) : end) - row;
 }
 
+void put_block(const RowBlock& block, int row, int rows, uint8_t* record) {
+  const int32_t h0 = block.h[0], h1 = block.h[1];
+  const int32_t starts[] = {kMagicBits - 8 * (h0 + h1), kMagicBits - 16 * (h0 + h1), kMagicBits - 32 * h0,
+                            kMagicBits - 32 * h1};
+  uint8_t* planes = record + rows * kBlock + row * 4;
+  const size_t plane = static_cast<size_t>(rows) * 4;
+  std::memcpy(record + row * kBlock, block.q, kBlock);
+  std::memcpy(planes, block.d, 4);
+  std::memcpy(planes + plane, block.s, 4);
+  for (size_t i = 0; i < std::size(starts); ++i) std::memcpy(planes + (2 + i) * plane, starts + i, 4);
+}
+
 void put_into_group(const Activations& a, int row, int rows, int most, uint8_t* to) {
   const RowGroups groups(rows, most);
   int group = static_cast<int>(static_cast<int64_t>(row) * groups.count / rows);
   while (groups.begin(group + 1) <= row) ++group;
-  const int first = groups.begin(group), blocks = a.k / kBlock;
-  const size_t n = static_cast<size_t>(groups.begin(group + 1) - first), r = static_cast<size_t>(row - first);
+  const int first = groups.begin(group), n = groups.begin(group + 1) - first, blocks = a.k / kBlock;
   const size_t at = static_cast<size_t>(row) * static_cast<size_t>(blocks);
-  uint8_t* record = to + grouped_bytes(static_cast<size_t>(first), static_cast<size_t>(a.k));
-  for (int b = 0; b < blocks; ++b, record += n * kRowBlockBytes) {
+  for (int b = 0; b < blocks; ++b) {
     const size_t block = at + static_cast<size_t>(b);
-    const int32_t h0 = a.h8[2 * block], h1 = a.h8[2 * block + 1];
-    const int32_t starts[] = {kMagicBits - 8 * (h0 + h1), kMagicBits - 16 * (h0 + h1), kMagicBits - 32 * h0,
-                              kMagicBits - 32 * h1};
-    uint8_t* planes = record + n * kBlock + r * 4;
-    std::memcpy(record + r * kBlock, a.q8 + block * kBlock, kBlock);
-    std::memcpy(planes, a.d8 + block, 4);
-    std::memcpy(planes + n * 4, a.s8 + block, 4);
-    for (size_t i = 0; i < std::size(starts); ++i) std::memcpy(planes + (2 + i) * n * 4, starts + i, 4);
+    put_block({a.q8 + block * kBlock, a.d8 + block, a.s8 + block, a.h8 + 2 * block}, row - first, n,
+              to + record_at(first, n, a.k, b));
   }
 }
 

@@ -49,6 +49,23 @@ int rows_of_call(const Activations& a, const Kernels& kernels, ActFormat format,
 // Bytes of the groups of `rows` rows of k columns.
 SPOLA_INLINE size_t grouped_bytes(size_t rows, size_t k) { return rows * (k / kBlock) * kRowBlockBytes; }
 
+// Where the record of block b lies among the groups, of the group of `rows` rows that begins at row `first`.
+SPOLA_INLINE size_t record_at(int first, int rows, int k, int b) {
+  return grouped_bytes(static_cast<size_t>(first), static_cast<size_t>(k)) +
+         static_cast<size_t>(b) * static_cast<size_t>(rows) * kRowBlockBytes;
+}
+
+// One block of a row as quantize_a8 gives it: 32 codes, scale, scaled sum, sums of its halves.
+struct RowBlock {
+  const int8_t* q;
+  const float* d;
+  const float* s;
+  const int16_t* h;
+};
+
+// Puts it into the record of a group of `rows` rows, as the group's row `row`.
+void put_block(const RowBlock& block, int row, int rows, uint8_t* record);
+
 // Puts row `row` of `a`, whose row-major A8 arrays are set, into its group: `to` is where the groups of all
 // `rows` rows begin, of at most `most` rows each.
 void put_into_group(const Activations& a, int row, int rows, int most, uint8_t* to);

@@ -1,5 +1,6 @@
 // The table of each instruction set, and the choice between them.
 #include <cstring>
+#include <initializer_list>
 
 #include "base/cpu.h"
 #include "kernels/attention.h"
@@ -68,6 +69,7 @@ Kernels make_scalar() {
   SPOLA_FILL_TILES(table, scalar);
   SPOLA_FILL_OTHER_TILES(scalar);
   SPOLA_FILL_ROWS(table, scalar);
+  table.quantize_group = scalar::quantize_group;
   return table;
 }
 
@@ -84,14 +86,23 @@ Kernels make_avx2() {
   return table;
 }
 
+constexpr uint32_t bits_of(std::initializer_list<Scheme> schemes) {
+  uint32_t bits = 0;
+  for (Scheme s : schemes) bits |= 1u << static_cast<int>(s);
+  return bits;
+}
+
 Kernels make_avx512vnni() {
   Kernels table = make_avx2();
   table.isa = "avx512vnni";
   table.rows = table.int16_rows = 12;
   table.groups = 4;
+  table.group_schemes = bits_of({Scheme::kU4S, Scheme::kU4SM, Scheme::kU4K, Scheme::kU5S, Scheme::kU5SM, Scheme::kU5K,
+                                 Scheme::kU6K});
   table.float_rows = table.rows * table.groups;
   SPOLA_FILL_TILES(table, avx512vnni);
   SPOLA_FILL_OTHER_TILES(avx512vnni);
+  table.quantize_group = avx512vnni::quantize_group;
   table.silu_mul = avx512vnni::silu_mul;
   table.gelu_tanh_mul = avx512vnni::gelu_tanh_mul;
   table.exp_many = avx512vnni::exp_many;

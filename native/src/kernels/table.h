@@ -82,6 +82,7 @@ struct Kernels {
   const char* isa;
   int rows;    // most activation rows that a tile kernel takes: what its registers hold
   int groups;  // most groups of `rows` rows that a tile kernel takes; 0 where it makes no use of groups
+  uint32_t group_schemes;  // bits by Scheme: whose A8 kernel reads nothing but groups where there are any
   int float_rows;  // most rows that a tile kernel takes of f32 activations, which it groups by itself
   int int16_rows;  // the same of int16 activations
 
@@ -90,6 +91,9 @@ struct Kernels {
 
   // quantize. Return false when a value is not finite.
   bool (*quantize_a8)(const float* x, int k, int8_t* q, float* d, float* s, int16_t* h);
+  // One A8 block of each of a group's rows into its record (row_groups.h): row r is 16 values at lo + r * stride and
+  // 16 at hi + r * stride. Returns bits of the rows with a value that is not finite. Null where no kernel reads groups alone.
+  uint32_t (*quantize_group)(const float* lo, const float* hi, size_t stride, int rows, uint8_t* record);
   bool (*quantize_a16)(const float* x, int k, int16_t* q, float* d);
 
   // One row of K or V of a head for an int8 cache: codes, and an f16 scale for each kKvGroup of them.

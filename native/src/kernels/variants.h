@@ -51,6 +51,7 @@ namespace spola::scalar {
 SPOLA_DECLARE_TILES
 SPOLA_DECLARE_OTHER_TILES
 SPOLA_DECLARE_ROWS
+uint32_t quantize_group(const float* lo, const float* hi, size_t stride, int rows, uint8_t* record);
 }  // namespace spola::scalar
 
 #if defined(SPOLA_HAVE_X86)
@@ -69,6 +70,7 @@ void gelu_tanh_mul(const float* gate, const float* up, int n, float* y);
 void exp_many(const float* x, int n, float* y);
 float max_many(const float* x, int n);
 float sum_exp16(const float* x, int n, float shift);
+uint32_t quantize_group(const float* lo, const float* hi, size_t stride, int rows, uint8_t* record);
 double peak(ActFormat format, long rounds);
 double mix(Scheme scheme, ActFormat format, long rounds);
 }  // namespace spola::avx512vnni
