@@ -24,7 +24,8 @@ int end_of_pass(const OpContext& c, int begin) {
   if (!a.groups) return std::min(rows, begin + std::max(rows_per_pass(a.k, c.kernels->rows), least));
   const RowGroups groups(a.grouped, c.kernels->rows);
   const int pass = std::max(rows_per_pass(a.k, c.kernels->rows * c.kernels->groups), least);
-  return groups.begin(std::min(groups.count, groups.of(begin) + ceil_div(pass, c.kernels->rows)));
+  const int left = groups.count - groups.of(begin), passes = ceil_div(left, ceil_div(pass, c.kernels->rows));
+  return groups.begin(groups.of(begin) + ceil_div(left, passes));
 }
 
 // The part of the op that holds a tile, counted over all parts, and the tile's place in it.

@@ -78,8 +78,8 @@ Kernels make_avx2() {
   Kernels table{};
   table.isa = "avx2";
   table.rows = 4;
-  table.groups = kMaxCallRows / table.rows;
-  table.float_rows = table.int16_rows = kMaxCallRows;
+  table.groups = 16;
+  table.float_rows = table.int16_rows = table.rows * table.groups;
   SPOLA_FILL_TILES(table, avx2);
   SPOLA_FILL_OTHER_TILES(avx2);
   SPOLA_FILL_ROWS(table, avx2);
@@ -96,10 +96,10 @@ Kernels make_avx512vnni() {
   Kernels table = make_avx2();
   table.isa = "avx512vnni";
   table.rows = table.int16_rows = 12;
-  table.groups = 4;
+  table.groups = 8;
   table.group_schemes = bits_of({Scheme::kU4S, Scheme::kU4SM, Scheme::kU4K, Scheme::kU5S, Scheme::kU5SM, Scheme::kU5K,
                                  Scheme::kU6K});
-  table.float_rows = table.rows * table.groups;
+  table.float_rows = 4 * table.rows;
   SPOLA_FILL_TILES(table, avx512vnni);
   SPOLA_FILL_OTHER_TILES(avx512vnni);
   table.quantize_group = avx512vnni::quantize_group;

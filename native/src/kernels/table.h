@@ -11,7 +11,7 @@ namespace spola {
 
 constexpr int kTileRows = 16;   // output rows of one packed tile: one SIMD lane per row
 constexpr int kMaxRows = 12;    // activation rows of one micro-kernel call, in any table (see Kernels::rows)
-constexpr int kMaxCallRows = 64;  // of one call that takes groups of rows, or groups them by itself
+constexpr int kMaxCallRows = 96;  // of one call that takes groups of rows, or groups them by itself
 constexpr int kQueryRows = 32;  // query rows of one attention call
 constexpr int kBlock = 32;      // values of k per activation block, tokens per KV block
 constexpr int kSegment = 256;   // positions per attention partial
