@@ -13,10 +13,12 @@ from spola.cli.options import (
     describe,
     engine_options,
     lora_option,
+    max_seqs_option,
     model_option,
     read_options,
     trace_failed,
     trace_option,
+    verbose_option,
 )
 from spola.cli.output import emit_json, json_option, note
 from spola.core.errors import ConfigError
@@ -44,12 +46,12 @@ REPORT_EVERY_S = 10.0
 )
 @model_option
 @click.option("--served-model-name", metavar="N", help="What lines call the model; default: its own name.")
-@click.option("--max-seqs", default=32, show_default=True, type=click.IntRange(1), help="Requests at a time.")
+@max_seqs_option
 @batching_options
 @engine_options
 @lora_option
 @trace_option
-@click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
+@verbose_option
 @json_option
 def command(
     source: Path,

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from spola.cli.inspect_folder import look_at_folder
-from spola.cli.inspect_parts import attempt, chat_of, model_of, tensor_list, tensors_of, tokenizer_of
+from spola.cli.inspect_parts import answering, attempt, model_of, tensor_list, tensors_of, tokenizer_of
 from spola.cli.output import emit_json, json_option, printable
 from spola.formats.gguf import GgufFile, open_gguf
 from spola.load.defaults import generation_defaults
@@ -61,14 +61,7 @@ def _look(file: GgufFile) -> dict[str, Any]:
     found |= tensors_of(file)
     found["model"] = attempt(lambda: _model(file, unusual), unusual, "model")
     found["tokenizer"] = attempt(lambda: _tokenizer(file), unusual, "tokenizer")
-    found["chat_template"] = attempt(lambda: chat_of(_template(file)), unusual, "chat template")
-    defaults, warnings = generation_defaults(file.metadata)
-    found["sampling_defaults"] = defaults
-    unusual += warnings
-    unusual += [f"tensor {t.name} has type {t.type_name}" for t in file.unsupported.values()][:8]
-    if not found["chat_template"]:
-        unusual.append("there is no usable chat template: use --raw or --chat-template FILE")
-    found["unusual"] = unusual
+    found |= answering(file, lambda: _template(file), generation_defaults(file.metadata), unusual)
     found["runs"] = found["model"] is not None and found["tokenizer"] is not None and not file.unsupported
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from spola.cli.inspect_parts import attempt, chat_of, model_of, tensor_list, tensors_of, tokenizer_of
+from spola.cli.inspect_parts import answering, attempt, model_of, tensor_list, tensors_of, tokenizer_of
 from spola.formats.json_file import read_json
 from spola.formats.safetensors_folder import FolderTensors, open_folder
 from spola.load.defaults import folder_defaults
@@ -35,14 +35,8 @@ def look_at_folder(folder: Path, *, tensors: bool, template: bool) -> dict[str, 
         found["tokenizer"] = attempt(
             lambda: tokenizer_of(open_hf_tokenizer(folder), None), unusual, "tokenizer"
         )
-        found["chat_template"] = attempt(lambda: chat_of(folder_template(folder)), unusual, "chat template")
-        defaults, warnings = folder_defaults(read_json(generation) if generation.exists() else {})
-        found["sampling_defaults"] = defaults
-        unusual += warnings
-        unusual += [f"tensor {t.name} has type {t.type_name}" for t in file.unsupported.values()][:8]
-        if not found["chat_template"]:
-            unusual.append("there is no usable chat template: use --raw or --chat-template FILE")
-        found["unusual"] = unusual
+        defaults = folder_defaults(read_json(generation) if generation.exists() else {})
+        found |= answering(file, lambda: folder_template(folder), defaults, unusual)
         found["runs"] = found["model"] is not None and found["tokenizer"] is not None
         if tensors:
             found["tensor_list"] = tensor_list(file)

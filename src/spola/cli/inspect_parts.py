@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spola.core.errors import SpolaError
@@ -15,7 +15,7 @@ from spola.spec.kv import kv_groups
 from spola.text.chat import ChatTemplate
 from spola.text.tokenizer import Tokenizer
 
-__all__ = ["attempt", "chat_of", "model_of", "tensor_list", "tensors_of", "tokenizer_of"]
+__all__ = ["answering", "attempt", "model_of", "tensor_list", "tensors_of", "tokenizer_of"]
 
 
 def attempt(look: Callable[[], Any], unusual: list[str], what: str) -> Any:
@@ -94,7 +94,23 @@ def tokenizer_of(tokenizer: Tokenizer, pre: str | None) -> dict[str, Any]:
     }
 
 
-def chat_of(source: str | None) -> dict[str, Any] | None:
+def answering(
+    file: TensorSource,
+    template: Callable[[], str | None],
+    defaults: tuple[Mapping[str, Any], Sequence[str]],
+    unusual: list[str],
+) -> dict[str, Any]:
+    """What shapes an answer, and, as the last section, all that is unusual; ``defaults`` with warnings."""
+    chat = attempt(lambda: _chat(template()), unusual, "chat template")
+    sampling, warnings = defaults
+    unusual += warnings
+    unusual += [f"tensor {t.name} has type {t.type_name}" for t in file.unsupported.values()][:8]
+    if not chat:
+        unusual.append("there is no usable chat template: use --raw or --chat-template FILE")
+    return {"chat_template": chat, "sampling_defaults": sampling, "unusual": unusual}
+
+
+def _chat(source: str | None) -> dict[str, Any] | None:
     if source is None:
         return None
     ChatTemplate(source)

@@ -10,7 +10,8 @@ from typing import Any, get_args
 import click
 
 from spola.cli.output import note
-from spola.core.errors import ConfigError, SpolaError
+from spola.core.errors import SpolaError
+from spola.core.text_file import read_text
 from spola.engine.drafter import DraftRule
 from spola.engine.limits import Batching, Reservation
 from spola.runtime.config import DRAFT, SPECULATE, EngineConfig, Options, parse_memory
@@ -28,6 +29,7 @@ __all__ = [
     "itl_target_option",
     "kv_dtype_option",
     "lora_option",
+    "max_seqs_option",
     "measured_line",
     "mix_options",
     "model_option",
@@ -38,6 +40,7 @@ __all__ = [
     "threads_option",
     "trace_failed",
     "trace_option",
+    "verbose_option",
 ]
 
 _MAX_TEMPLATE = 1 << 20  # bytes; what may be compiled is bounded where it is
@@ -46,6 +49,14 @@ _Decorator = Callable[[Any], Any]
 
 threads_option: _Decorator = click.option(
     "--threads", type=click.IntRange(1), help="Threads; default: one per core, within the quota."
+)
+
+max_seqs_option: _Decorator = click.option(
+    "--max-seqs", default=32, show_default=True, type=click.IntRange(1), help="Requests at a time."
+)
+
+verbose_option: _Decorator = click.option(
+    "-v", "--verbose", is_flag=True, help="Say what was chosen and why."
 )
 
 precise_option: _Decorator = click.option(
@@ -236,7 +247,7 @@ def read_options(given: dict[str, Any], **fixed: Any) -> Options:
     memory = given.pop("kv_memory")
     template: Path | None = given.pop("chat_template")
     window: float | None = given.pop("batch_window", None)
-    text = None if template is None else _text(template)
+    text = None if template is None else read_text(template, "--chat-template", _MAX_TEMPLATE)
     adapters = tuple(_named(value) for value in given.pop("lora", ()))
     with as_usage():
         return Options(
@@ -357,16 +368,3 @@ def trace_failed(service: Service) -> None:
     """Say so when the trace asked for is not whole."""
     if service.timeline is not None and service.timeline.failure is not None:
         note(f"spola: warning: {service.timeline.failure}")
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_TEMPLATE + 1)
-        if len(data) > _MAX_TEMPLATE:
-            raise ConfigError(f"--chat-template {path}: holds more than {_MAX_TEMPLATE} bytes")
-        return data.decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"--chat-template {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--chat-template {path}: is not valid UTF-8 at byte {error.start}") from None

@@ -21,12 +21,13 @@ from spola.cli.options import (
     sampling_options,
     trace_failed,
     trace_option,
+    verbose_option,
 )
 from spola.cli.output import check_text, emit_json, json_option, note, read_stdin, write
 from spola.cli.stats import result_json, stats_line
-from spola.core.errors import ConfigError
 from spola.core.params import SamplingParams
 from spola.core.structured import StructuredOutputsParams
+from spola.core.text_file import read_text
 from spola.runtime.answer import Job
 from spola.runtime.build import build_service
 from spola.runtime.explain import BEST
@@ -62,7 +63,7 @@ _MAX_SCHEMA = 1 << 20  # bytes; what may be compiled is bounded where it is
 @engine_options
 @lora_option
 @trace_option
-@click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
+@verbose_option
 @json_option
 def command(
     prompt: str | None,
@@ -102,7 +103,8 @@ def command(
     options = read_options(given, trace=given.pop("trace"), max_seqs=1)
     with as_usage():
         if schema is not None:
-            given["structured_outputs"] = _form(schema)
+            text = read_text(schema, "--schema", _MAX_SCHEMA)
+            given["structured_outputs"] = StructuredOutputsParams(json=text)
         SamplingParams(**{name: value for name, value in given.items() if value is not None})
     service = build_service(model, options)
     try:
@@ -123,21 +125,6 @@ def command(
     finally:
         service.close()
         trace_failed(service)
-
-
-def _form(schema: Path) -> StructuredOutputsParams:
-    """The form that ``--schema`` asks for. Raises ConfigError."""
-    try:
-        with schema.open("rb") as file:
-            data = file.read(_MAX_SCHEMA + 1)
-    except OSError as error:
-        raise ConfigError(f"--schema {schema}: {error.strerror}") from None
-    if len(data) > _MAX_SCHEMA:
-        raise ConfigError(f"--schema {schema}: holds more than {_MAX_SCHEMA} bytes")
-    try:
-        return StructuredOutputsParams(json=data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--schema {schema}: is not valid UTF-8 at byte {error.start}") from None
 
 
 def _answer(

@@ -20,11 +20,13 @@ from spola.cli.options import (
     in_short,
     itl_target_option,
     lora_option,
+    max_seqs_option,
     measured_line,
     plan_lines,
     read_options,
     trace_failed,
     trace_option,
+    verbose_option,
 )
 from spola.cli.output import emit_json, json_option, note, printable
 from spola.core import flags
@@ -142,14 +144,14 @@ def _server_options(command: Any) -> Any:
     multiple=True,
     help="What clients call the model; default: its own name. Repeatable.",
 )
-@click.option("--max-seqs", default=32, show_default=True, type=click.IntRange(1), help="Requests at a time.")
+@max_seqs_option
 @itl_target_option
 @_server_options
 @batching_options
 @engine_options
 @lora_option
 @trace_option
-@click.option("-v", "--verbose", is_flag=True, help="Say what was chosen and why.")
+@verbose_option
 @json_option
 def command(
     models: tuple[str, ...],

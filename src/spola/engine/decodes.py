@@ -81,6 +81,11 @@ class Decodes:
         lengths = self.speculator.lengths(ready, most, room=room, rows=rows)
         return [(r, n) for r, n in zip(ready, lengths, strict=True) if n > 0]
 
+    def verified(self, request: Request, drafted: int, accepted: int) -> None:
+        """Of the drafts of a step that came back."""
+        if self.speculator is not None:
+            self.speculator.verified(request, drafted, accepted)
+
     def steady(self) -> tuple[Slice, ...] | None:
         """The slices of a step of decodes alone; None: the step has to be planned."""
         shape = self._shape

@@ -15,7 +15,6 @@ from spola.engine.hits import PrefixCache
 from spola.engine.kv import KvSpace
 from spola.engine.outcome import apply
 from spola.engine.request import Request
-from spola.engine.speculate import Speculator
 from spola.engine.stats import Stats
 
 __all__ = ["Landing"]
@@ -59,25 +58,27 @@ def _take_token(request: Request, piece: Slice, out: SliceOutput, now: float) ->
 
 
 class Landing:
-    """``events`` gather until somebody takes them; ``finish`` ends a request and adds its last event."""
+    """``events`` gather until somebody takes them. ``finish`` ends a request and adds its last event;
+    ``verified`` is told how many drafts a request had in a step and how many were accepted.
+    """
 
     def __init__(
         self,
         kv: KvSpace,
         cache: PrefixCache,
         stats: Stats,
-        speculator: Speculator | None,
         *,
         requests: Mapping[int, Request],
         finish: Callable[[Request, Event, float], None],
+        verified: Callable[[Request, int, int], None],
     ) -> None:
         self.events: list[Event] = []
         self._kv = kv
         self._cache = cache
         self._stats = stats
-        self.speculator = speculator
         self._requests = requests
         self._finish = finish
+        self._verified = verified
 
     def land(self, step: Step, output: StepOutput, now: float) -> None:
         """Take in what ``step`` gave, which has as many outputs as slices."""
@@ -134,5 +135,4 @@ class Landing:
         self._stats.draft_runs += 1
         self._stats.draft_tokens += drafted
         self._stats.accepted_tokens += accepted
-        if self.speculator is not None:
-            self.speculator.verified(request, drafted, accepted)
+        self._verified(request, drafted, accepted)

@@ -120,7 +120,12 @@ class Scheduler:
         self._company = Company()
         self._gone: list[int] = []
         self._landing = Landing(
-            self.kv, self.cache, self.stats, speculator, requests=self.requests, finish=self._finish
+            self.kv,
+            self.cache,
+            self.stats,
+            requests=self.requests,
+            finish=self._finish,
+            verified=self._decodes.verified,
         )
         self._flying: dict[int, float] = {}  # index of a step that is not committed -> when it was planned
         self._index = 0
@@ -136,7 +141,7 @@ class Scheduler:
 
     @speculator.setter
     def speculator(self, speculator: Speculator | None) -> None:
-        self._decodes.speculator = self._landing.speculator = speculator
+        self._decodes.speculator = speculator
 
     @property
     def has_work(self) -> bool:

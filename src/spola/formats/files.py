@@ -11,8 +11,8 @@ import os
 import stat
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
+from spola.core.closing import Closing
 from spola.core.errors import ModelError
 
 __all__ = ["RegularFile", "file_error", "path_text", "quoted"]
@@ -44,7 +44,7 @@ def file_error(path: Path, problem: str) -> ModelError:
     return ModelError(f"{path_text(path)}: {problem}")
 
 
-class RegularFile:
+class RegularFile(Closing):
     """A regular file open for reading at absolute offsets; safe to use from several threads.
 
     ``size`` (bytes) and ``mtime_ns`` are those at the time of opening. Raises ModelError where the path
@@ -85,17 +85,6 @@ class RegularFile:
     @property
     def closed(self) -> bool:
         return self._raw.closed
-
-    def __enter__(self) -> RegularFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _open_regular(path: Path) -> FileIO:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from spola.core.closing import Closing
 from spola.core.dtype import DType
 from spola.core.errors import ModelError
 from spola.formats.files import RegularFile, file_error, path_text, quoted
@@ -54,7 +53,7 @@ def unsupported_error(tensor: UnsupportedTensor) -> ModelError:
     return file_error(tensor.path, problem)
 
 
-class TensorSource:
+class TensorSource(Closing):
     """Open files and their tensors. Use as a context manager, or ``close()``; safe from several threads.
 
     ``tensors``: name -> TensorEntry, in file order. ``unsupported``: name -> UnsupportedTensor, those of
@@ -112,17 +111,6 @@ class TensorSource:
         """Close the files; metadata and the table of tensors stay usable."""
         for file in self._files.values():
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _file(self, entry: TensorEntry) -> RegularFile:
         file = self._files[entry.path]

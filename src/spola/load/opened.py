@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from spola.core.closing import Closing
 from spola.core.runner import Tensor
 from spola.formats.gguf import GgufFile
 from spola.formats.tensors import TensorSource
@@ -24,7 +24,7 @@ __all__ = ["Model"]
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Closing):
     """A model on disk, ready to be loaded into a backend. Close it, or use it as a context manager.
 
     ``weights_bytes`` counts the tensors as they are given out: as stored, but for those of ``targets``
@@ -67,14 +67,3 @@ class Model:
 
     def close(self) -> None:
         self.file.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -10,17 +10,17 @@ import fcntl
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
 
+from spola.core.closing import Closing
 from spola.core.errors import ConfigError
 
 __all__ = ["Journal", "replace_file"]
 
 
-class Journal:
+class Journal(Closing):
     """Lines by ``key``, a text field that every line has once. Raises ConfigError for a file that is none.
 
     Lines are JSON objects. ``where`` gives offset and length of each line by its key.
@@ -81,14 +81,6 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _lock(self) -> None:
         try:

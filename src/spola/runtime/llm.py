@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
+from spola.core.closing import Closing
 from spola.core.errors import RequestError
 from spola.core.params import SamplingParams
 from spola.runtime.answer import Job
@@ -27,7 +27,7 @@ __all__ = ["LLM"]
 Messages = Sequence[Mapping[str, Any]]
 
 
-class LLM(LocalModel):
+class LLM(LocalModel, Closing):
     """A loaded model. Close it, or use it as a context manager. The options are ``LocalModel``'s."""
 
     def _attach(self, service: Service, lora: Mapping[str, str] | None = None) -> None:
@@ -110,17 +110,6 @@ class LLM(LocalModel):
     def close(self) -> None:
         """Abort what runs and free the model. Idempotent."""
         self._closer()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _pieces(self, job: Job, mailbox: QueueMailbox) -> Iterator[StreamOutput]:
         try:

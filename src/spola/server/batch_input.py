@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import msgspec
 
+from spola.core.closing import Closing
 from spola.core.errors import RequestError
 
 __all__ = ["BatchInput", "Entry"]
@@ -37,7 +37,7 @@ class Entry:
     length: int
 
 
-class BatchInput:
+class BatchInput(Closing):
     """Lines of ``path``, in order, as ``entries``; ``read`` gives one as a dict.
 
     ``salt``: what else the results depend on. Empty lines do not count. Raises RequestError naming the line.
@@ -70,14 +70,6 @@ class BatchInput:
     def close(self) -> None:
         """Idempotent."""
         self._file.close()
-
-    def __enter__(self) -> BatchInput:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _scan(self) -> Iterator[Entry]:
         seen: dict[str, int] = {}

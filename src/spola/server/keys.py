@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from spola.core.errors import ConfigError
+from spola.core.text_file import read_text
 
 __all__ = ["Key", "KeyRing", "read_keys"]
 
@@ -83,17 +84,9 @@ def read_keys(path: Path | None, environment: str = "") -> KeyRing:
 
 
 def _from_file(path: Path) -> list[Key]:
+    text = read_text(path, "--keys", MAX_FILE)
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise ConfigError(f"--keys {path}: {error.strerror}") from None
-    if len(data) > MAX_FILE:
-        raise ConfigError(f"--keys {path}: holds more than {MAX_FILE} bytes")
-    try:
-        tables = tomllib.loads(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--keys {path}: is not valid UTF-8 at byte {error.start}") from None
+        tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         # Its words hold a position, never the text itself.
         raise ConfigError(f"--keys {path}: is not valid TOML: {error}") from None
