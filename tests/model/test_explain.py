@@ -13,13 +13,13 @@ from spola.core.params import SamplingParams
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
 from spola.runtime.explain import BEST, candidates, explain_steps, explain_tokens
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from spola.runtime.loop import QueueMailbox
 from spola.runtime.service import Service
 from support.cli import spola
 from support.tiny import write_tiny_gguf
 
-LIMITS = Limits("x", 1e10, {"f32": 1e11, "a8": 4e11, "a16": 2e11})
+LIMITS = MachineLimits("x", 1e10, {"f32": 1e11, "a8": 4e11, "a16": 2e11})
 
 
 def answer(service: Service, params: SamplingParams) -> Any:

@@ -15,12 +15,12 @@ from spola.cli import profile as command
 from spola.core.errors import ConfigError
 from spola.runtime.build import load_engine
 from spola.runtime.config import Options
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from spola.spec.cost import kv_read_bytes, matmul_parameters, tail_parameters
 from support.cli import spola
 from support.tiny import write_tiny_gguf
 
-FAST = Limits("scalar", 1e15, {"f32": 1e18, "a8": 1e18, "a16": 1e18})
+FAST = MachineLimits("scalar", 1e15, {"f32": 1e18, "a8": 1e18, "a16": 1e18})
 
 
 def test_operations_are_counted_from_the_spec(tmp_path: Path) -> None:

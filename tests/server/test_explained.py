@@ -11,13 +11,13 @@ import pytest
 
 from spola.core.errors import SpolaError
 from spola.runtime.desk import MOST_EXPLAINED
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from spola.server import explained
 from support.running import Running
 from support.serving import ask, serving
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True, "seed": 3}
-LIMITS = Limits("x", 1e10, {"f32": 1e11, "a8": 4e11, "a16": 2e11})
+LIMITS = MachineLimits("x", 1e10, {"f32": 1e11, "a8": 4e11, "a16": 2e11})
 
 
 @pytest.fixture(scope="module")

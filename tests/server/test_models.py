@@ -11,9 +11,9 @@ import pytest
 from spola.core.errors import CapacityError
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
+from spola.runtime.fair_lock import FairLock
 from spola.runtime.machine import probe
 from spola.runtime.sharing import plan_of_all, share_memory
-from spola.runtime.turns import Turns
 from spola.server.shelf import Book, Shelf
 from support.running import Running
 from support.service import Parrot, tiny_file
@@ -25,7 +25,7 @@ PROMPT = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
 
 def shelf(folder: Path, total: int | None) -> Shelf:
     """Three models of 10 bytes each."""
-    path, turns = str(tiny_file(folder)), Turns()
+    path, turns = str(tiny_file(folder)), FairLock()
 
     def build():
         options = Options(backend="null", max_model_len=256)
@@ -117,7 +117,7 @@ def test_borrowed_routes_name_models_too(tmp_path: Path) -> None:
 
 
 def test_turns_are_taken_in_the_order_of_asking() -> None:
-    turns, order, inside = Turns(), [], []
+    turns, order, inside = FairLock(), [], []
 
     def take(number: int) -> None:
         with turns:

@@ -14,11 +14,11 @@ from spola.core.step import Step, StepOutput
 from spola.runtime import limits as limits_module
 from spola.runtime.build import Loaded, load_engine
 from spola.runtime.config import Options
-from spola.runtime.limits import Limits, bench_lock
+from spola.runtime.limits import MachineLimits, bench_lock
 from support.cli import spola
 from support.service import tiny_file
 
-FAST = Limits("scalar", 1e15, {"f32": 1e18, "a8": 1e18, "a16": 1e18})
+FAST = MachineLimits("scalar", 1e15, {"f32": 1e18, "a8": 1e18, "a16": 1e18})
 
 
 @pytest.fixture
@@ -65,11 +65,11 @@ def test_without_a_cache_every_token_computes_the_whole_text(loaded: Loaded, ste
 
 def test_the_roofline_is_the_slower_of_memory_and_arithmetic(loaded: Loaded) -> None:
     plan = Plan(prompt=50, tokens=2, batches=(1,), repeat=1)
-    slow_memory = Offline(loaded, Limits("scalar", 1e3, FAST.peak))
+    slow_memory = Offline(loaded, MachineLimits("scalar", 1e3, FAST.peak))
     moved = slow_memory._least(50) * 1e3
     weights = slow_memory.run(plan)["weights_bytes"]
     assert weights < moved <= weights + 50 * loaded.config.kv_bytes_per_token
-    arithmetic = Offline(loaded, Limits("scalar", 1e15, {"f32": 1e18, "a8": 1e3, "a16": 1e18}))
+    arithmetic = Offline(loaded, MachineLimits("scalar", 1e15, {"f32": 1e18, "a8": 1e3, "a16": 1e18}))
     assert arithmetic._least(100) == pytest.approx(2 * arithmetic._least(50), rel=0.35)
     # The embedding is the head too, and computed for one row only.
     spec = loaded.spec
@@ -102,7 +102,7 @@ def test_json_and_the_error_above_the_roofline(tmp_path: Path, monkeypatch: pyte
     done = spola(*args, "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["decode"][0]["batch"] == 1
-    slow = Limits("scalar", 1.0, {"f32": 1.0, "a8": 1.0, "a16": 1.0})
+    slow = MachineLimits("scalar", 1.0, {"f32": 1.0, "a8": 1.0, "a16": 1.0})
     monkeypatch.setattr(bench, "measure_limits", lambda threads, size: slow)
     done = spola(*args)
     assert done.returncode == 1

@@ -16,7 +16,7 @@ from spola.bench.compare import interleave, ratios
 from spola.bench.report import read_result
 from spola.cli import bench_compare
 from spola.core.errors import ConfigError
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from support.cli import spola
 from support.fake_server import fake_server, stream
 from support.tiny import write_tiny_gguf
@@ -64,7 +64,7 @@ def test_two_servers() -> None:
 
 
 def test_two_configurations_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = Limits("scalar", 1e15, {"f32": 1e18, "a8": 1e18, "a16": 1e18})
+    fast = MachineLimits("scalar", 1e15, {"f32": 1e18, "a8": 1e18, "a16": 1e18})
     monkeypatch.setattr(bench_compare, "measure_limits", lambda threads: fast)
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path)

@@ -6,11 +6,11 @@ import pytest
 
 from spola.bench.kernels import bench_kernels
 from spola.core.errors import ConfigError
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 
 _native = pytest.importorskip("spola._native")
 
-LIMITS = Limits("any", 1e10, {"f32": 1e9, "a8": 2e9, "a16": 3e9})
+LIMITS = MachineLimits("any", 1e10, {"f32": 1e9, "a8": 2e9, "a16": 3e9})
 BOUNDS = {"Q4_0": "a8", "Q8_0": "a16", "F16": "f32"}
 
 

@@ -16,7 +16,7 @@ from spola.load import names
 from spola.load.resolve import models_found, resolve_model
 from spola.planner import shelf
 from spola.planner.host import Here
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from spola.runtime.machine import probe
 from spola.spec.mixes import mix_types
 from support.cli import spola
@@ -178,7 +178,7 @@ def test_the_table_is_in_order_and_refuses_unknown_mixes() -> None:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of a machine, which would take seconds to measure."""
-    limits = Limits("avx2", 30e9, {"f32": 2e11, "a8": 8e11, "a16": 4e11})
+    limits = MachineLimits("avx2", 30e9, {"f32": 2e11, "a8": 8e11, "a16": 4e11})
     here = Here(replace(probe(), memory_available=16 << 30, memory_limit=16 << 30), 2, limits, {}, 1e-4, 1e-5)
     monkeypatch.setattr(shelf, "measure_here", lambda types, say: here)
 

@@ -18,7 +18,7 @@ from spola.planner.model import PlanModel, open_plan_model, with_weights
 from spola.planner.plan import Goal, Plan, make_plan
 from spola.planner.recommend import recommend, refusal, ways_out
 from spola.planner.speed import Speed
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from spola.spec.cost import weight_bytes
 from spola.spec.kv import kv_groups
 from spola.spec.manifest import manifest
@@ -260,7 +260,7 @@ def test_an_int8_cache_counts_its_scales(tmp_path: Path) -> None:
 
 def test_speed_of_a_step_follows_its_work(tmp_path: Path) -> None:
     model: PlanModel = open_plan_model(folder(tmp_path / "m", LLAMA_7B), "Q4_0")
-    limits = Limits("x", 30e9, {"f32": 2e11, "a8": 8e11, "a16": 4e11})
+    limits = MachineLimits("x", 30e9, {"f32": 2e11, "a8": 8e11, "a16": 4e11})
     rates = {"Q4_0": {8: 2e11, 64: 2.2e11}, "F16": {8: 4e10, 64: 6e10}}
     speed = Speed(model.spec, model.dtypes, kv_groups(model.spec), limits, rates, 2, 1e-4, 1e-5)
     one = speed.decode(1, 100)

@@ -15,7 +15,7 @@ from spola.planner.sample import sample_tensors, take_sample
 from spola.planner.speed import Speed
 from spola.planner.trial import Trial, between
 from spola.planner.tried import try_model
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from spola.runtime.machine import probe
 from spola.spec.cost import attention_flops, weight_bytes
 from spola.spec.decoder import Attention, DecoderSpec, DenseMlp, Head, Layer, NoPositions, RmsNorm
@@ -114,7 +114,7 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
 
 
 def test_a_speed_with_a_trial_goes_by_it_for_the_same_weights_only() -> None:
-    limits = Limits("x", 30e9, {"f32": 2e11, "a8": 8e11, "a16": 4e11})
+    limits = MachineLimits("x", 30e9, {"f32": 2e11, "a8": 8e11, "a16": 4e11})
     groups = kv_groups(SPEC)
     speed = Speed(SPEC, types(SPEC), groups, limits, {}, 2, 1e-4, 1e-5, trial=TRIAL)
     assert speed.decode(1, 5) == pytest.approx(TRIAL.seconds(SPEC, [(4, 1, 1)]))

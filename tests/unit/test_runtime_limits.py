@@ -16,17 +16,17 @@ pytest.importorskip("spola._native", reason="the native extension is not built")
 from spola.load.cache import cache_folder
 from spola.runtime import contention, limits
 from spola.runtime.contention import Contention, is_quiet, watch
-from spola.runtime.limits import Limits, kept_limits, known_limits
+from spola.runtime.limits import MachineLimits, kept_limits, known_limits
 from spola.runtime.machine import Machine, probe
 
-QUIET = Limits("any", 2e10, {"f32": 1e10, "a8": 4e10, "a16": 2e10}, {32 << 20: 5e10}, 0.0)
-BUSY = Limits("any", 5e9, {"f32": 2e10, "a8": 1e10, "a16": 1e10}, {32 << 20: 1e10}, 1.5)
+QUIET = MachineLimits("any", 2e10, {"f32": 1e10, "a8": 4e10, "a16": 2e10}, {32 << 20: 5e10}, 0.0)
+BUSY = MachineLimits("any", 5e9, {"f32": 2e10, "a8": 1e10, "a16": 1e10}, {32 << 20: 1e10}, 1.5)
 
 
 @pytest.fixture
-def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Limits]:
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[MachineLimits]:
     """What the next measurements find, first to last."""
-    coming: list[Limits] = []
+    coming: list[MachineLimits] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(limits, "measure_limits", lambda threads: coming.pop(0))
     monkeypatch.setattr(
@@ -40,7 +40,7 @@ def machine() -> Machine:
     return replace(probe(), memory_available=8 << 30)
 
 
-def test_quiet_figures_are_measured_once(found: list[Limits], machine: Machine) -> None:
+def test_quiet_figures_are_measured_once(found: list[MachineLimits], machine: Machine) -> None:
     found += [QUIET]
     for types in ((), ("Q4_0",), ("Q4_0", "Q8_0")):
         known, rates = known_limits(machine, 2, types)
@@ -50,7 +50,7 @@ def test_quiet_figures_are_measured_once(found: list[Limits], machine: Machine) 
 
 
 def test_figures_beside_other_work_are_measured_again_and_only_rise(
-    found: list[Limits], machine: Machine
+    found: list[MachineLimits], machine: Machine
 ) -> None:
     found += [BUSY, QUIET]
     assert known_limits(machine, 2)[0] == BUSY
@@ -61,7 +61,7 @@ def test_figures_beside_other_work_are_measured_again_and_only_rise(
 
 
 def test_others_that_never_stop_do_not_make_it_measure_for_ever(
-    found: list[Limits], machine: Machine, monkeypatch: pytest.MonkeyPatch
+    found: list[MachineLimits], machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found += [BUSY] * 6
     monkeypatch.setattr(contention, "is_quiet_now", lambda: False)
@@ -74,7 +74,7 @@ def test_others_that_never_stop_do_not_make_it_measure_for_ever(
 
 
 def test_measuring_anew_beside_other_work_does_not_lower_a_figure(
-    found: list[Limits], machine: Machine
+    found: list[MachineLimits], machine: Machine
 ) -> None:
     found += [QUIET, replace(BUSY, peak=QUIET.peak), replace(QUIET, read=1e10)]
     known_limits(machine, 2)
@@ -83,7 +83,7 @@ def test_measuring_anew_beside_other_work_does_not_lower_a_figure(
 
 
 def test_figures_of_another_build_do_not_hold(
-    found: list[Limits], machine: Machine, monkeypatch: pytest.MonkeyPatch
+    found: list[MachineLimits], machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found += [QUIET, replace(QUIET, read=3e10)]
     known_limits(machine, 2)
@@ -127,7 +127,7 @@ def test_passes_beside_other_work_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rounds) == limits.MOST_PASSES + limits.PASSES
 
 
-def test_who_waits_is_told(found: list[Limits], machine: Machine) -> None:
+def test_who_waits_is_told(found: list[MachineLimits], machine: Machine) -> None:
     found += [QUIET]
     said: list[str] = []
     known_limits(machine, 2, say=said.append)

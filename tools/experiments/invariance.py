@@ -25,10 +25,10 @@ from spola.bench.profile import profile
 from spola.core.errors import SpolaError
 from spola.runtime.build import load_engine
 from spola.runtime.config import Options
-from spola.runtime.limits import Limits, bench_lock
+from spola.runtime.limits import MachineLimits, bench_lock
 from spola.runtime.machine import probe
 
-NOTHING = Limits("", 1.0, {"f32": 1.0, "a8": 1.0, "a16": 1.0})  # of the profile only seconds are used
+NOTHING = MachineLimits("", 1.0, {"f32": 1.0, "a8": 1.0, "a16": 1.0})  # of the profile only seconds are used
 ATTENTION = ("attention", "merge of attention")
 NORM_ROWS = 2000  # of one pass of the benchmark
 

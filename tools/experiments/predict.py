@@ -25,7 +25,7 @@ from spola.planner.trial import Trial, run_trial
 from spola.planner.tried import SIZE
 from spola.runtime.build import load_engine
 from spola.runtime.config import DEFAULT_STEP_TOKENS, Options
-from spola.runtime.limits import Limits, bench_lock, measure_limits
+from spola.runtime.limits import MachineLimits, bench_lock, measure_limits
 from spola.runtime.machine import probe
 
 
@@ -41,7 +41,7 @@ def predict(name: str, args: argparse.Namespace) -> tuple[dict[str, float], Tria
     return out, trial
 
 
-def measure(name: str, args: argparse.Namespace, limits: Limits) -> dict[str, float]:
+def measure(name: str, args: argparse.Namespace, limits: MachineLimits) -> dict[str, float]:
     plan = Plan(args.prompt, args.tokens, args.batch, repeat=args.repeat)
     loaded = load_engine(
         name, Options(threads=args.threads, max_seqs=max(args.batch), max_model_len=plan.longest)

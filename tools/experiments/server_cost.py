@@ -35,9 +35,9 @@ import uvicorn
 from spola.core.params import SamplingParams
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
+from spola.runtime.fair_lock import FairLock
 from spola.runtime.llm import LLM
 from spola.runtime.service import Service
-from spola.runtime.turns import Turns
 from spola.server.app import create_app
 from spola.server.connections import protocol
 from spola.server.options import event_loop
@@ -170,7 +170,7 @@ def serving(
     model: str, options: Options, pretend_s: float | None = None, loop: str = "asyncio"
 ) -> Iterator[tuple[str, Service, Timed]]:
     """A server in a thread of this process, its URL, and the clock around its native call."""
-    service = build_service(model, options, turn=Turns())  # as serve does
+    service = build_service(model, options, turn=FairLock())  # as serve does
     runner = service.loop._engine.runner
     if pretend_s is not None:
         runner._decoder = Pretended(runner._decoder, pretend_s, service.prompt_ids(TEXT))

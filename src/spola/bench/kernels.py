@@ -11,7 +11,7 @@ from typing import Any
 
 from spola.core.dtype import BY_NAME
 from spola.core.errors import ConfigError
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 
 __all__ = ["ROWS", "SHAPES", "bench_kernels"]
 
@@ -21,7 +21,7 @@ PASSES = 7
 
 
 def bench_kernels(
-    limits: Limits,
+    limits: MachineLimits,
     types: Iterable[str] = tuple(BY_NAME),
     shapes: Sequence[tuple[int, int]] = SHAPES,
     rows: Sequence[int] = ROWS,

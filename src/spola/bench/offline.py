@@ -21,7 +21,7 @@ from spola.core.params import SamplingParams
 from spola.engine.engine import Engine
 from spola.engine.request import Request, Status
 from spola.runtime.build import Loaded
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from spola.runtime.roofline import Roofline
 from spola.spec.cost import streamed_weight_bytes
 
@@ -53,7 +53,7 @@ class Plan:
 class Offline:
     """Measures ``loaded``, whose requests are its alone. Same ``seed``, same token ids."""
 
-    def __init__(self, loaded: Loaded, limits: Limits, seed: int = 0) -> None:
+    def __init__(self, loaded: Loaded, limits: MachineLimits, seed: int = 0) -> None:
         self.loaded = loaded
         self.limits = limits
         config = loaded.config

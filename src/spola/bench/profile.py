@@ -19,7 +19,7 @@ from spola.core.errors import ConfigError
 from spola.core.step import Step
 from spola.engine.report import StepReport
 from spola.runtime.build import Loaded
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from spola.runtime.roofline import activation_format
 from spola.spec.cost import (
     attention_flops,
@@ -65,7 +65,7 @@ class Watch:
 
 
 def profile(
-    loaded: Loaded, limits: Limits, *, prompt: int, tokens: int, batch: int, repeat: int = 3
+    loaded: Loaded, limits: MachineLimits, *, prompt: int, tokens: int, batch: int, repeat: int = 3
 ) -> dict[str, Any]:
     """The document of ``spola profile``: a prompt of ``prompt`` tokens, and ``tokens`` steps of ``batch``
     requests after such prompts; the median of ``repeat`` runs each.
@@ -100,7 +100,7 @@ def profile(
 
 
 def _phase(
-    loaded: Loaded, limits: Limits, watch: Watch, run: Callable[[Watched], float], repeat: int
+    loaded: Loaded, limits: MachineLimits, watch: Watch, run: Callable[[Watched], float], repeat: int
 ) -> dict[str, Any]:
     """Run ``repeat`` times; operations and steps of the median run."""
     runner: Any = loaded.engine.runner
@@ -151,7 +151,10 @@ def _drawn(report: StepReport, zero: float) -> dict[str, Any]:
 
 
 def _operations(
-    loaded: Loaded, limits: Limits, times: Sequence[tuple[str, tuple[str, ...], float]], work: Sequence[Step]
+    loaded: Loaded,
+    limits: MachineLimits,
+    times: Sequence[tuple[str, tuple[str, ...], float]],
+    work: Sequence[Step],
 ) -> list[dict[str, Any]]:
     """One row for each kind of operation over all layers."""
     infos = {info.name: info for info in manifest(loaded.spec)}
@@ -206,7 +209,9 @@ def _bytes(dtypes: Mapping[str, str], info: TensorInfo) -> int:
     return nbytes(BY_NAME[dtypes[info.name]], math.prod(info.shape))
 
 
-def _attention(loaded: Loaded, limits: Limits, row: dict[str, Any] | None, work: Sequence[Step]) -> None:
+def _attention(
+    loaded: Loaded, limits: MachineLimits, row: dict[str, Any] | None, work: Sequence[Step]
+) -> None:
     if row is None:
         return
     for step in work:
@@ -216,7 +221,7 @@ def _attention(loaded: Loaded, limits: Limits, row: dict[str, Any] | None, work:
     row["least"] = max(row["bytes"] / limits.read, row["macs"] / limits.peak["f32"])
 
 
-def _kv_write(loaded: Loaded, limits: Limits, row: dict[str, Any] | None, rows: int) -> None:
+def _kv_write(loaded: Loaded, limits: MachineLimits, row: dict[str, Any] | None, rows: int) -> None:
     if row is not None:
         row["bytes"] += rows * kv_bytes_per_token(loaded.config.kv_groups)
         row["least"] = row["bytes"] / limits.read

@@ -9,7 +9,7 @@ from spola.cli.output import note, printable
 from spola.core.errors import SpolaError
 from spola.runtime.answer import Job
 from spola.runtime.explain import explain_steps, explain_tokens
-from spola.runtime.limits import Limits, known_limits
+from spola.runtime.limits import MachineLimits, known_limits
 from spola.runtime.machine import describe_bytes
 from spola.runtime.service import Service
 
@@ -22,7 +22,7 @@ def explanation(service: Service, job: Job) -> dict[str, Any]:
     return {"steps": steps, "tokens": list(explain_tokens(service, job))}
 
 
-def _limits(service: Service) -> Limits | None:
+def _limits(service: Service) -> MachineLimits | None:
     """The machine's figures, kept or measured now that the answer is out; None where they cannot be had."""
     if service.config.device != "cpu":
         return None

@@ -33,9 +33,9 @@ from spola.core import flags
 from spola.load.resolve import resolve_model
 from spola.runtime.build import build_service
 from spola.runtime.config import Options
+from spola.runtime.fair_lock import FairLock
 from spola.runtime.service import Service
 from spola.runtime.sharing import plan_of_all, share_memory
-from spola.runtime.turns import Turns
 from spola.server.keys import read_keys
 from spola.server.log import Log, LogFormat, logger
 from spola.server.options import ServerOptions, event_loop
@@ -195,7 +195,7 @@ def command(
             logger.info("%s", printable(line))
 
     built: list[Service] = []
-    turns = Turns()
+    turns = FairLock()
 
     def build(model: str | None, options: Options) -> Service:
         with loading_bar() as progress:

@@ -14,7 +14,7 @@ from spola.planner.speed import Speed
 from spola.planner.trial import Trial
 from spola.planner.tried import try_model
 from spola.runtime.fit import USABLE
-from spola.runtime.limits import KernelRates, Limits, Say, known_limits
+from spola.runtime.limits import KernelRates, MachineLimits, Say, known_limits
 from spola.runtime.machine import Machine, probe
 
 __all__ = ["Here", "measure_here", "table_host", "this_host"]
@@ -34,7 +34,7 @@ class Here:
 
     machine: Machine
     threads: int
-    limits: Limits
+    limits: MachineLimits
     rates: KernelRates
     overhead_s: float
     request_s: float

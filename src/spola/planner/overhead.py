@@ -9,7 +9,7 @@ from spola.backends.null import NullRunner
 from spola.core.params import SamplingParams
 from spola.core.runner import KvGroup, RunnerConfig
 from spola.engine.engine import Engine
-from spola.engine.limits import Limits as EngineLimits
+from spola.engine.limits import Limits
 from spola.engine.metrics import Metrics
 from spola.engine.request import Request
 from spola.engine.scheduler import Scheduler
@@ -39,7 +39,7 @@ def _step_s(requests: int) -> float:
         kv_groups=(group,), kv_blocks=blocks, max_step_tokens=512, max_seqs=requests, max_model_len=1024
     )
     runner.load(_Vocabulary(), (), config)
-    limits = EngineLimits(max_step_tokens=512, max_seqs=requests, max_model_len=1024)
+    limits = Limits(max_step_tokens=512, max_seqs=requests, max_model_len=1024)
     scheduler = Scheduler(limits, runner.capabilities, (group,), blocks)
     engine = Engine(runner, scheduler, vocab=1000, observers=[Metrics(requests, stall_s=1.0)])
     for i in range(requests):

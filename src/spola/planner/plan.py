@@ -19,7 +19,7 @@ from spola.planner.hardware import Hardware
 from spola.planner.model import PlanModel
 from spola.planner.speed import Speed
 from spola.runtime.fit import Layout, widest_step
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from spola.runtime.machine import Machine
 from spola.runtime.memory import INTERPRETER, MemoryPlan
 from spola.runtime.roofline import Roofline
@@ -64,7 +64,7 @@ class Host:
     memory_reason: str
     threads: int = 1
     machine: Machine | None = None
-    limits: Limits | None = None
+    limits: MachineLimits | None = None
     speed: Speed | None = None
     hardware: Hardware | None = None
 

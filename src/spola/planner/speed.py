@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from spola.core.runner import KvGroup
 from spola.core.step import Step
 from spola.planner.trial import Slices, Trial
-from spola.runtime.limits import KernelRates, Limits
+from spola.runtime.limits import KernelRates, MachineLimits
 from spola.runtime.roofline import activation_format, macs_by_type
 from spola.spec.cost import attention_flops, kv_read_bytes, streamed_weight_bytes
 from spola.spec.decoder import DecoderSpec, DenseMlp, LatentAttention, MoeMlp
@@ -40,7 +40,7 @@ class Speed:
     spec: DecoderSpec
     dtypes: Mapping[str, str]
     groups: Sequence[KvGroup]
-    limits: Limits
+    limits: MachineLimits
     rates: KernelRates
     threads: int
     overhead_s: float

@@ -21,7 +21,7 @@ from spola.core.errors import ConfigError
 from spola.core.params import SamplingParams
 from spola.core.runner import BLOCK_TOKENS, RunnerConfig
 from spola.engine.engine import Engine
-from spola.engine.limits import Limits as EngineLimits
+from spola.engine.limits import Limits
 from spola.engine.metrics import Metrics
 from spola.engine.request import Request
 from spola.engine.scheduler import Scheduler
@@ -116,7 +116,7 @@ class _Runs:
     """The sample in an engine, and steps of it timed."""
 
     def __init__(self, sample: Sample, runner: Any, config: RunnerConfig) -> None:
-        limits = EngineLimits(
+        limits = Limits(
             max_step_tokens=config.max_step_tokens,
             max_seqs=config.max_seqs,
             max_model_len=config.max_model_len,

@@ -31,6 +31,7 @@ from spola.load.resolve import ModelPath, resolve_model
 from spola.runtime.bandwidth import cached
 from spola.runtime.config import DEFAULT_WINDOW_S, DraftConfig, EngineConfig, Options, parse_kv_dtype
 from spola.runtime.drafting import check_same_tokens, draft_groups, load_drafter, open_draft
+from spola.runtime.fair_lock import FairLock
 from spola.runtime.fit import LONGEST, fit, widest_step
 from spola.runtime.live import LiveView, StepBytes
 from spola.runtime.loop import EngineLoop
@@ -40,7 +41,6 @@ from spola.runtime.prices import step_budget
 from spola.runtime.service import Service
 from spola.runtime.step_log import StepLog
 from spola.runtime.timeline import Timeline
-from spola.runtime.turns import Turns
 from spola.runtime.weights import converter, with_weights
 from spola.spec.cost import kv_bytes_per_token, position_bytes
 from spola.spec.decoder import DecoderSpec
@@ -78,7 +78,7 @@ def build_service(
     model: str | None = None,
     options: Options | None = None,
     *,
-    turn: Turns | None = None,
+    turn: FairLock | None = None,
     **extra: Any,
 ) -> Service:
     """Load ``model`` and start its engine thread. ``extra`` as in load_engine, ``turn`` as in EngineLoop."""

@@ -22,13 +22,13 @@ from spola.runtime.loop import AsyncMailbox, Mail
 from spola.runtime.service import Service
 from spola.runtime.ticket import Client, Ticket
 
-__all__ = ["Desk", "Explaining", "Limits"]
+__all__ = ["Desk", "DeskLimits", "Explaining"]
 
 MOST_EXPLAINED = 8  # that may wait for their explanation when another is asked for
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DeskLimits:
     """``live``: choices in flight at once, running or waiting; None: no bound. Times in seconds.
 
     ``keys`` is how many keys there are: a key always has room for ``live`` / (2 * ``keys``) choices of its
@@ -79,7 +79,7 @@ class Desk:
     ``for_client`` gives the same desk as one client sees it.
     """
 
-    def __init__(self, service: Service, limits: Limits = Limits()) -> None:
+    def __init__(self, service: Service, limits: DeskLimits = DeskLimits()) -> None:
         self.service = service
         self.limits = limits
         self.explaining = Explaining()

@@ -18,7 +18,7 @@ from spola.core.errors import RequestError, SpolaError
 from spola.core.params import SamplingParams
 from spola.engine.request import Request
 from spola.runtime.answer import Job
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from spola.runtime.loop import QueueMailbox, Refusal
 from spola.runtime.roofline import Roofline
 from spola.runtime.service import Service
@@ -52,7 +52,7 @@ def check_explained(params: SamplingParams, *, constrained: bool = False) -> Non
         raise RequestError("explain shows both distributions: leave logprobs_mode raw", param="explain")
 
 
-def explain_steps(service: Service, job: Job, limits: Limits | None) -> list[dict[str, Any]]:
+def explain_steps(service: Service, job: Job, limits: MachineLimits | None) -> list[dict[str, Any]]:
     """One row for each step that computed something of ``job``, in order; it was submitted with ``follow``.
 
     ``rows`` and ``kv_bytes`` are of the job alone. ``step_rows``, ``requests``, ``bytes_read`` and

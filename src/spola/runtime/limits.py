@@ -29,7 +29,7 @@ from spola.runtime.machine import Machine
 
 __all__ = [
     "KernelRates",
-    "Limits",
+    "MachineLimits",
     "Say",
     "bench_lock",
     "kept_limits",
@@ -51,7 +51,7 @@ _RECORDS = 15  # records of other builds, processors and numbers of threads
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """``read`` in bytes per second; the others in multiply-adds per second, by activation format.
 
     ``caches``: bytes per second over smaller buffers, by their size: a model that fits into the caches is
@@ -106,8 +106,8 @@ class _Kept(msgspec.Struct):
     others: float = 0.0
     tries: int = 1
 
-    def limits(self) -> Limits:
-        return Limits(self.isa, self.read, self.peak, self.caches, self.others)
+    def limits(self) -> MachineLimits:
+        return MachineLimits(self.isa, self.read, self.peak, self.caches, self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _Round:
     others: float
 
 
-def measure_limits(threads: int, buffer_bytes: int = 0) -> Limits:
+def measure_limits(threads: int, buffer_bytes: int = 0) -> MachineLimits:
     """Five passes of each, interleaved, with ``threads`` threads: median of reads, best of arithmetic.
 
     Passes beside other work are repeated, up to fifteen in all and for ten seconds; the five with the least
@@ -139,7 +139,7 @@ def measure_limits(threads: int, buffer_bytes: int = 0) -> Limits:
     ):
         rounds.append(_round(threads, size))
     rounds = sorted(rounds, key=lambda one: one.others)[:PASSES]
-    return Limits(
+    return MachineLimits(
         instruction_sets().chosen,
         statistics.median(one.read for one in rounds),
         {kind: max(one.peak[kind] for one in rounds) for kind in rounds[0].peak},
@@ -179,7 +179,7 @@ def known_limits(
     precise: bool = False,
     fresh: bool = False,
     say: Say = lambda _: None,
-) -> tuple[Limits, KernelRates]:
+) -> tuple[MachineLimits, KernelRates]:
     """The kept figures of this machine and thread count, and what is missing measured now (``fresh``: all).
 
     What was measured beside other work is measured again, a few times at most, and the higher figure is kept.
@@ -208,7 +208,7 @@ def known_limits(
     return kept.limits(), kept.rates
 
 
-def kept_limits(machine: Machine, threads: int) -> Limits | None:
+def kept_limits(machine: Machine, threads: int) -> MachineLimits | None:
     """The kept figures as ``known_limits`` gives them; None where nothing was measured. Measures nothing."""
     try:
         kept = _read().get(machine_key(machine, threads, precise=False))
@@ -217,7 +217,7 @@ def kept_limits(machine: Machine, threads: int) -> Limits | None:
     return None if kept is None else kept.limits()
 
 
-def _joined(kept: _Kept | None, found: Limits, *, fresh: bool) -> _Kept:
+def _joined(kept: _Kept | None, found: MachineLimits, *, fresh: bool) -> _Kept:
     """What to keep: ``found`` alone if it is quiet and nothing older is wanted, else the higher figures."""
     quiet = is_quiet(found.others)
     if kept is None or (fresh and quiet):

@@ -21,7 +21,7 @@ from spola.core.errors import SpolaError
 from spola.engine.engine import Engine
 from spola.engine.events import Event
 from spola.engine.request import Request
-from spola.runtime.turns import Turns
+from spola.runtime.fair_lock import FairLock
 
 if TYPE_CHECKING:
     import asyncio  # a tenth of the start-up time of a program that has no event loop
@@ -103,7 +103,7 @@ class EngineLoop:
         engine: Engine,
         *,
         clock: Callable[[], float] = time.monotonic,
-        turn: Turns | None = None,
+        turn: FairLock | None = None,
     ) -> None:
         self._engine = engine
         self._turn = turn

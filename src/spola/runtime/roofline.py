@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from spola.core.dtype import BY_NAME
 from spola.core.runner import KvGroup
-from spola.runtime.limits import Limits
+from spola.runtime.limits import MachineLimits
 from spola.spec.cost import (
     attention_flops,
     decode_bytes,
@@ -68,7 +68,7 @@ class Roofline:
     spec: DecoderSpec
     dtypes: Mapping[str, str]
     groups: Sequence[KvGroup]
-    limits: Limits
+    limits: MachineLimits
     precise: bool = False
 
     def prefill(self, rows: int, step_tokens: int) -> float:

@@ -1,1 +1,1 @@
-"""The OpenAI HTTP API over a Service: completions and chat, streamed or not. Minimal so far."""
+"""The HTTP server: the APIs of OpenAI, Anthropic and others over Services; the page, keys, metrics, logs."""

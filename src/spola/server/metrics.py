@@ -17,7 +17,7 @@ from prometheus_client.exposition import generate_latest
 from spola import __version__
 from spola.core.buckets import Buckets
 from spola.engine.metrics import Metrics
-from spola.server.ledger import Account
+from spola.server.accounts import Account
 from spola.server.shelf import Book
 
 __all__ = ["CONTENT_TYPE", "TABLE", "Page", "Row", "Source", "render"]

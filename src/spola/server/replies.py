@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spola.runtime.answer import Choice, Delta, Job
-from spola.server.accounts import usage
 from spola.server.logprobs import (
     Listed,
     Track,
@@ -19,6 +18,7 @@ from spola.server.logprobs import (
 )
 from spola.server.shape import BaseShape, Echo, Style, whole_delta
 from spola.server.sse import Frame, event
+from spola.server.usage import usage
 from spola.text.parts import Part, PlainReader, Reader
 
 __all__ = ["ChatShape", "CompletionShape", "finish_reason"]

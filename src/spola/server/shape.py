@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from spola.core.params import SamplingParams
 from spola.runtime.answer import Choice, Delta, Job
-from spola.server.accounts import usage
 from spola.server.logprobs import Listed, Track
 from spola.server.sse import Frame, event
+from spola.server.usage import usage
 from spola.text.tokenizer import Tokenizer
 
 __all__ = ["BaseShape", "Echo", "Shape", "Style", "whole_delta"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from spola.core.errors import SpolaError
 from spola.engine.metrics import Metrics
-from spola.runtime.desk import Desk, Limits
+from spola.runtime.desk import Desk, DeskLimits
 from spola.runtime.service import Service
 from spola.server.errors import ApiError
 from spola.server.log import logger
@@ -57,7 +57,7 @@ class Shelf:
     def __init__(self, books: Sequence[Book], total: int | None = None) -> None:
         self.books = list(books)
         self.total = total
-        self.limits: Callable[[Service], Limits] = lambda service: Limits()
+        self.limits: Callable[[Service], DeskLimits] = lambda service: DeskLimits()
         self._moving = asyncio.Lock()  # one model is loaded or unloaded at a time
 
     def book(self, name: str | None) -> Book:

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from spola.server.accounts import Account, Accounts
 from spola.server.errors import ApiError, error_response
 from spola.server.keys import ANONYMOUS
-from spola.server.ledger import Account, Accounts
 from spola.server.log import logger
 from spola.server.options import ServerOptions
 from spola.server.visit import Visit

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spola import __version__
 from spola.core.errors import MissingExtraError
-from spola.server.accounts import timing
+from spola.server.usage import timing
 from spola.server.visit import Visit
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spola.runtime.desk import Desk, Limits
+from spola.runtime.desk import Desk, DeskLimits
 from spola.runtime.service import Service
+from spola.server.accounts import Accounts
 from spola.server.errors import ApiError
-from spola.server.ledger import Accounts
 from spola.server.metrics import render
 from spola.server.options import ServerOptions
 from spola.server.shelf import Book, Shelf
@@ -95,9 +95,9 @@ class State:
         """The page for Prometheus; of a model that is not loaded, what it had when it was."""
         return render(self.shelf.books, list(self.accounts.all.values()))
 
-    def _limits(self, service: Service) -> Limits:
+    def _limits(self, service: Service) -> DeskLimits:
         options = self.options
-        return Limits(
+        return DeskLimits(
             live=service.config.max_seqs + options.max_queue,
             keys=max(1, len(options.keys.keys)),
             timeout_s=options.request_timeout_s,

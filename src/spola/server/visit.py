@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from spola.core.errors import RequestError
 from spola.runtime.answer import Job
-from spola.server.ledger import Account
+from spola.server.accounts import Account
 
 __all__ = ["Visit", "visit_of"]
 

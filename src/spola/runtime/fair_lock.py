@@ -1,4 +1,4 @@
-"""Turns: several engines in one process share its processors, one step at a time, in the order they ask.
+"""FairLock: with it several engines in one process share its processors, a step at a time, in turn.
 
 Two engines that computed at once would have twice the threads that the machine has; so each waits for the
 step of the other, and an engine alone never waits.
@@ -10,10 +10,10 @@ import threading
 from collections import deque
 from types import TracebackType
 
-__all__ = ["Turns"]
+__all__ = ["FairLock"]
 
 
-class Turns:
+class FairLock:
     """A lock whose waiters are served first come, first served. Not reentrant."""
 
     def __init__(self) -> None:
