@@ -8,7 +8,6 @@ import pytest
 
 from spola.core.dtype import BY_NAME, nbytes
 from spola.core.errors import ConfigError, ModelError
-from spola.core.runner import BLOCK_TOKENS
 from spola.spec import cost
 from spola.spec.decoder import (
     Attention,
@@ -97,19 +96,6 @@ def test_flops_count_each_pair_that_is_seen(start: int, tokens: int, window: int
     assert cost.prefill_flops(spec, tokens, start, head_rows=heads) == whole + last + 2 * 8 * 11 * heads
     assert cost.attention_flops(spec, tokens, start) == 2 * 2 * 4 * (6 + 10) * pairs
     assert cost.decode_flops(spec, [start + 1]) == cost.prefill_flops(spec, 1, start)
-
-
-def test_what_fits() -> None:
-    groups = kv_groups(SMOL)
-    block = 23_040 * BLOCK_TOKENS
-    assert cost.max_blocks(groups, 10 * block + block - 1) == 10
-    assert cost.max_blocks(groups, -5) == 0
-    assert cost.max_concurrency(10, 33) == 5
-    assert cost.max_concurrency(10, 32) == 10
-    assert cost.max_context(10) == 320
-    assert cost.max_context(10, 3) == 96
-    assert cost.step_bound(100, 10, bytes_per_s=50, flops_per_s=10) == 2.0
-    assert cost.step_bound(100, 30, bytes_per_s=50, flops_per_s=10) == 3.0
 
 
 def test_the_manifest_names_every_natural_part() -> None:

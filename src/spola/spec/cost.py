@@ -1,7 +1,7 @@
-"""What a model costs: bytes held, bytes streamed, floating-point operations, and what fits.
+"""What a model costs: bytes held, bytes streamed, floating-point operations.
 
 Pure arithmetic over a spec, the storage type of each tensor and KvGroups; every formula is in the docstring
-of its function. Measures nothing and reads no machine.
+of its function. Measures nothing and reads no machine; what fits into one is ``runtime.fit``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from spola.core.dtype import BY_NAME, nbytes
-from spola.core.runner import BLOCK_TOKENS, KvGroup
+from spola.core.runner import KvGroup
 from spola.spec.decoder import DecoderSpec, MoeMlp, Rope, absorbed
 from spola.spec.manifest import TensorInfo, manifest
 
@@ -21,12 +21,8 @@ __all__ = [
     "kv_bytes_per_token",
     "kv_read_bytes",
     "matmul_parameters",
-    "max_blocks",
-    "max_concurrency",
-    "max_context",
     "position_bytes",
     "prefill_flops",
-    "step_bound",
     "streamed_weight_bytes",
     "tail_parameters",
     "weight_bytes",
@@ -136,26 +132,6 @@ def attention_flops(spec: DecoderSpec, tokens: int, start: int = 0, head_rows: i
 def decode_flops(spec: DecoderSpec, contexts: Iterable[int]) -> int:
     """Floating-point operations of one decode step; ``contexts`` as in ``decode_bytes``."""
     return sum(prefill_flops(spec, 1, context - 1) for context in contexts)
-
-
-def step_bound(moved_bytes: int, flops: int, bytes_per_s: float, flops_per_s: float) -> float:
-    """Least seconds of a step on a machine of the given memory bandwidth and peak (the roofline)."""
-    return max(moved_bytes / bytes_per_s, flops / flops_per_s)
-
-
-def max_blocks(groups: Sequence[KvGroup], memory: int) -> int:
-    """KV blocks of every group that fit into ``memory`` bytes, the same number for each."""
-    return max(memory, 0) // sum(group.bytes_per_block for group in groups)
-
-
-def max_concurrency(blocks: int, tokens: int) -> int:
-    """Sequences of ``tokens`` tokens that ``blocks`` blocks hold at once."""
-    return blocks // -(-tokens // BLOCK_TOKENS)
-
-
-def max_context(blocks: int, sequences: int = 1) -> int:
-    """Tokens each of ``sequences`` sequences can have in ``blocks`` blocks."""
-    return blocks // sequences * BLOCK_TOKENS
 
 
 def _pairs(start: int, tokens: int, window: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Tokenizer: text to ids and ids to exact bytes, built from GGUF metadata.
+"""Tokenizer: text to ids and ids to exact bytes, made of GGUF metadata here, of a folder by ``text.hf``.
 
 Merging is the ``tokenizers`` library's; here are the special tokens, the beginning and end of the text,
 SentencePiece's spaces, and what cannot be encoded. Streams of ids are ``text.stream``'s business.
