@@ -157,14 +157,13 @@ void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_
   const Matrix& m = c.model->matrix(head.matrix);
   const LinearPart part{head.matrix, head.bias, 0, kNoId, 0};
   const size_t width = static_cast<size_t>(c.work->width(Buffer::kLogits));
-  const int most = m.format == ActFormat::kF32 ? c.kernels->float_rows : c.kernels->rows;
   alignas(kCacheLine) float out[kMaxCallRows * kTileRows];
   const auto tile = [&](int t, const uint8_t* next) {
     const int column = t * kTileRows;
     const int n = std::min(kTileRows, m.rows - column);
     Call call{0, 0, next};
     for (; call.row < count; call.row += call.rows, call.next = nullptr) {
-      call.rows = rows_of_call(count - call.row, most);
+      call.rows = rows_of_call(c.activations, *c.kernels, m.format, call.row, count);
       product(c, part, t, call, out);
       for (int r = 0; r < call.rows; ++r) {
         float* y = out + r * kTileRows;
