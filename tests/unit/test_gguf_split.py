@@ -135,6 +135,10 @@ def test_folders(tmp_path: Path, model: list[Path]) -> None:
     write_gguf(model[0].parent / "other.gguf", {}, [])
     with pytest.raises(ModelError, match=r"holds 2 models \('m-00001-of-00003.gguf', 'other.gguf'\)"):
         open_gguf(model[0].parent)
+    for n in range(5):
+        shutil.copy(model[0].parent / "other.gguf", model[0].parent / f"p{n}.gguf")
+    with pytest.raises(ModelError, match=r"holds 7 models \(.*, 'p2.gguf', \.\.\.\); name one"):
+        open_gguf(model[0].parent)
 
 
 def test_alignment_is_that_of_each_shard(tmp_path: Path) -> None:

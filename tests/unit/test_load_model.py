@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from spola.formats.gguf_write import write_gguf
 from spola.load.defaults import generation_defaults
 from spola.load.model import open_model, open_tokenizer
 from spola.load.resolve import ModelPath
+from spola.runtime.build import load_engine
+from spola.runtime.config import Options
 from spola.spec.manifest import manifest
 from support.tiny import Tiny, write_tiny_gguf
 
@@ -66,3 +69,30 @@ def test_sampling_defaults_of_the_file() -> None:
     assert len(warnings) == 1
     assert "general.sampling.top_p is ignored" in warnings[0]
     assert generation_defaults({"general.sampling.temp": "hot"})[0] == {}
+
+
+def test_what_loading_says_of_a_tensor_names_the_file_and_its_own_name(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path)
+    with open_model(where(path)) as model:
+        for said in ("holds a value that is not finite", "must be F32"):
+            with pytest.raises(ModelError) as caught, model.naming():
+                raise ModelError(f"tensor layers.1.attention.v.weight: {said}")
+            assert (
+                str(caught.value)
+                == f"{path}: tensor blk.1.attn_v.weight, layers.1.attention.v.weight: {said}"
+            )
+        with pytest.raises(ModelError, match=rf"^{re.escape(str(path))}: it is too large$"), model.naming():
+            raise ModelError("it is too large")
+
+
+def test_a_damaged_file_is_named_when_it_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path)
+    with open_gguf(path) as file:
+        entry = file.tensors["blk.1.ffn_norm.weight"]
+    data = bytearray(path.read_bytes())
+    data[entry.offset : entry.offset + 4] = b"\0\0\xc0\x7f"
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=rf"^{re.escape(str(path))}: tensor blk.1.ffn_norm.weight, "):
+        load_engine(str(path), Options(backend="reference", max_model_len=32))

@@ -140,5 +140,6 @@ def _choose(folder: Path) -> Path:
         models.setdefault(model, name)
     if len(models) > 1:
         shown = ", ".join(quoted(name) for name in list(models.values())[:5])
+        shown += ", ..." if len(models) > 5 else ""
         raise file_error(folder, f"holds {len(models)} models ({shown}); name one of the files")
     return folder / next(iter(models.values()))

@@ -90,7 +90,7 @@ def _single(folder: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if found:
-        names = ", ".join(p.name for p in found[:4])
+        names = ", ".join(p.name for p in found[:4]) + (", ..." if len(found) > 4 else "")
         raise file_error(folder, f"holds {len(found)} .safetensors files ({names}) but no {INDEX}")
     pickled = next((p for pattern in _PICKLED for p in sorted(folder.glob(pattern))), None)
     if pickled is not None:

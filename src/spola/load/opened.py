@@ -5,13 +5,17 @@ What ``load.model`` makes of a GGUF file and ``load.hf_folder`` of a folder. Pac
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spola.core.closing import Closing
+from spola.core.errors import ModelError
 from spola.core.runner import Tensor
+from spola.formats.files import path_text
 from spola.formats.gguf import GgufFile
 from spola.formats.tensors import TensorSource
 from spola.load.weights import Converter, iter_tensors, source_dtypes
@@ -21,6 +25,8 @@ from spola.spec.sources import Source
 from spola.text.tokenizer import Tokenizer
 
 __all__ = ["Model"]
+
+_TENSOR = re.compile(r"tensor '?([\w.]+)'?")  # at the start of a message
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,19 @@ class Model(Closing):
         while a backend's own copy is still small. ``convert`` is needed where there are ``targets``.
         """
         return iter_tensors(self.file, in_load_order(self.spec), self.sources, self.targets, convert)
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """A ModelError from inside names the file or folder, and a tensor also as that calls it."""
+        try:
+            yield
+        except ModelError as error:
+            text, place = str(error), path_text(self.path)
+            match = _TENSOR.match(text)
+            stored = self.sources.get(match[1]) if match else None
+            if match and stored and stored[0].name != match[1]:
+                text = f"tensor {stored[0].name}, {match[1]}{text[match.end() :]}"
+            raise ModelError(text if place in text else f"{place}: {text}") from None
 
     def drop_vocabulary(self) -> None:
         """Let go of the header's vocabulary, as large as the tokenizer, once all has been made of it."""

@@ -138,7 +138,8 @@ def load_engine(
             tensors = opened.tensors(converter(config.threads))
             if progress is not None:
                 tensors = _counted(tensors, opened.weights_bytes, progress)
-            runner.load(opened.spec, tensors, _runner_config(config))
+            with opened.naming():
+                runner.load(opened.spec, tensors, _runner_config(config))
             for adapter in adapters:
                 runner.add_adapter(adapter)
             times = StepTimes()

@@ -77,19 +77,20 @@ def load_drafter(
     ):
         raise ConfigError(f"draft_rule rejection: backend {config.backend} holds no distributions; use match")
     sizes = config.draft
-    runner.load(
-        draft.spec,
-        draft.tensors(),
-        RunnerConfig(
-            kv_groups=sizes.kv_groups,
-            kv_blocks=sizes.kv_blocks,
-            max_step_tokens=config.max_step_tokens,
-            max_seqs=config.max_seqs,
-            max_model_len=sizes.max_model_len,
-            threads=config.threads,
-            precise=config.precise,
-        ),
-    )
+    with draft.naming():
+        runner.load(
+            draft.spec,
+            draft.tensors(),
+            RunnerConfig(
+                kv_groups=sizes.kv_groups,
+                kv_blocks=sizes.kv_blocks,
+                max_step_tokens=config.max_step_tokens,
+                max_seqs=config.max_seqs,
+                max_model_len=sizes.max_model_len,
+                threads=config.threads,
+                precise=config.precise,
+            ),
+        )
     kv = KvSpace(
         sizes.kv_groups, sizes.kv_blocks, block_size=caps.block_size, max_slice=config.max_step_tokens
     )
