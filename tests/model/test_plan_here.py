@@ -17,11 +17,12 @@ from spola.core.errors import CapacityError
 from spola.load.model import open_model
 from spola.load.resolve import resolve_model
 from spola.runtime import limits
-from spola.runtime.build import load_engine, resolve
+from spola.runtime.build import load_engine
 from spola.runtime.config import Options
 from spola.runtime.contention import Contention
 from spola.runtime.drafting import open_draft
 from spola.runtime.machine import describe_bytes, probe
+from spola.runtime.resolve import resolve
 from support.cli import spola
 from support.tiny import Tiny, write_tiny_gguf
 

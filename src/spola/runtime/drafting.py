@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from spola.core.errors import ConfigError, ModelError
-from spola.core.runner import DraftHolder, KvGroup, Runner, RunnerConfig
+from spola.core.runner import DraftHolder, Runner, RunnerConfig
 from spola.engine.drafter import Drafter
 from spola.engine.kv import KvSpace
 from spola.engine.speculate import StepTimes
@@ -17,11 +17,10 @@ from spola.load.model import Model, open_model
 from spola.load.resolve import resolve_model
 from spola.runtime.config import DRAFT, EngineConfig, Options
 from spola.runtime.guards import real_tokens
-from spola.spec.kv import kv_groups
 from spola.text.tokenizer import Tokenizer
 from spola.text.vocab import NORMAL
 
-__all__ = ["check_same_tokens", "draft_groups", "load_drafter", "open_draft"]
+__all__ = ["check_same_tokens", "load_drafter", "open_draft"]
 
 
 def open_draft(options: Options) -> AbstractContextManager[Model | None]:
@@ -52,11 +51,6 @@ def check_same_tokens(model: Model, draft: Model) -> None:
 
 def _ordinary(tokenizer: Tokenizer, token: int) -> bool:
     return tokenizer.vocab.types[token] == NORMAL and not tokenizer.vocab.is_padding(token)
-
-
-def draft_groups(draft: Model | None, kv_dtypes: tuple[str, str]) -> tuple[KvGroup, ...]:
-    """KV groups of the draft model: they share the memory of the cache with the served model's."""
-    return () if draft is None else kv_groups(draft.spec, *kv_dtypes)
 
 
 def load_drafter(

@@ -11,7 +11,15 @@ from spola.runtime.fit import WORKSPACE
 from spola.runtime.memory import INTERPRETER, MemoryPlan, resident
 from spola.text.footprint import tokenizer_bytes
 
-__all__ = ["DraftNeeds", "Shape", "loading_of", "memory_plan", "release_memory", "workspace_of"]
+__all__ = [
+    "DraftNeeds",
+    "Shape",
+    "loading_of",
+    "memory_plan",
+    "packed_bytes",
+    "release_memory",
+    "workspace_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,14 @@ def workspace_of(models: Sequence[tuple[Model, tuple[KvGroup, ...]]], runner: Ru
         footprint(model.spec, model.dtypes, shape.config(groups, (1,) * len(groups), 1))["workspace"]
         for model, groups in models
     )
+
+
+def packed_bytes(model: Model, runner: Runner, precise: bool) -> int:
+    """What the weights take in the backend's own layout, where it says so; else as in the file."""
+    weight_bytes = getattr(runner, "weight_bytes", None)
+    if weight_bytes is None:
+        return model.weights_bytes
+    return int(weight_bytes(model.spec, model.dtypes, precise=precise))
 
 
 def loading_of(model: Model, runner: Runner, precise: bool) -> int:

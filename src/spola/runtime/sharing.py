@@ -9,12 +9,11 @@ from spola.backends.registry import backend
 from spola.core.errors import CapacityError
 from spola.load.model import open_model
 from spola.load.resolve import resolve_model
-from spola.runtime.build import packed_bytes
 from spola.runtime.config import Options, parse_kv_dtype
 from spola.runtime.drafting import open_draft
 from spola.runtime.fit import KV_SHARE, LONGEST, USABLE, widest_step
 from spola.runtime.machine import Machine, describe_bytes, probe
-from spola.runtime.needs import Shape, workspace_of
+from spola.runtime.needs import Shape, packed_bytes, workspace_of
 from spola.runtime.weights import with_weights
 from spola.spec.kv import kv_groups
 from spola.spec.weight_types import weight_type
