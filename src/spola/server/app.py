@@ -68,64 +68,73 @@ _ENDPOINTS: dict[str, _Endpoint] = {
 _TGI = ("/", "/generate", "/generate_stream")
 
 
-def create_app(state: State) -> ASGIApp:
-    """The application over ``state``."""
+class _Handlers:
+    """What the routes answer, but for the page; each may raise SpolaError or ApiError."""
 
-    async def health(request: Request) -> Response:
-        state.check_alive()
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    async def health(self, request: Request) -> Response:
+        self._state.check_alive()
         return json_response({"status": "ok"})
 
-    async def version(request: Request) -> Response:
+    async def version(self, request: Request) -> Response:
         return json_response({"version": __version__})
 
-    async def models(request: Request) -> Response:
-        state.check_open()
-        data = [_model(book, name) for book in state.shelf.books for name in book.known]
+    async def models(self, request: Request) -> Response:
+        self._state.check_open()
+        data = [_model(book, name) for book in self._state.shelf.books for name in book.known]
         return json_response({"object": "list", "data": data})
 
-    async def model(request: Request) -> Response:
-        state.check_open()
+    async def model(self, request: Request) -> Response:
+        self._state.check_open()
         name = request.path_params["name"]
-        return json_response(_model(state.shelf.book(name), name))
+        return json_response(_model(self._state.shelf.book(name), name))
 
-    async def engine_live(request: Request) -> Response:
+    async def engine_live(self, request: Request) -> Response:
         asked = request.query_params.get("model")
-        desk = state.open_desk() if asked is None else await state.shelf.desk(state.shelf.book(asked))
+        desk = (
+            self._state.open_desk()
+            if asked is None
+            else await self._state.shelf.desk(self._state.shelf.book(asked))
+        )
         return await live(desk.service, request)
 
-    async def about(request: Request) -> Response:
-        state.check_open()
+    async def about(self, request: Request) -> Response:
+        self._state.check_open()
         asked = request.query_params.get("model")
-        book = state.shelf.book(asked)
-        desk = await state.shelf.desk(book)
+        book = self._state.shelf.book(asked)
+        desk = await self._state.shelf.desk(book)
         name = asked or book.name
         if request.url.path == "/props":
             return json_response(props(desk.service, name))
         return json_response(info(desk.service, name, desk.limits.live))
 
-    async def ollama_list(request: Request) -> Response:
-        state.check_open()
+    async def ollama_list(self, request: Request) -> Response:
+        self._state.check_open()
         make = running if request.url.path == "/api/ps" else tags
-        return json_response(make(state.shelf.books))
+        return json_response(make(self._state.shelf.books))
 
-    async def metrics(request: Request) -> Response:
-        return Response(await asyncio.to_thread(state.metrics), media_type=CONTENT_TYPE)
+    async def metrics(self, request: Request) -> Response:
+        return Response(await asyncio.to_thread(self._state.metrics), media_type=CONTENT_TYPE)
 
-    def posted(endpoint: _Endpoint) -> _Handler:
+    def posted(self, endpoint: _Endpoint) -> _Handler:
         async def handle(request: Request) -> Response:
-            state.check_open()
-            body, path = await read_body(request, state.options), request.url.path
+            self._state.check_open()
+            body, path = await read_body(request, self._state.options), request.url.path
             name_in = model_of_tgi if path in _TGI else model_of
             asked = await asyncio.to_thread(name_in, body) if len(body) > LARGE else name_in(body)
-            asked = tagged(state.shelf, asked) if path.startswith("/api/") else asked
-            book = state.shelf.book(asked)
+            asked = tagged(self._state.shelf, asked) if path.startswith("/api/") else asked
+            book = self._state.shelf.book(asked)
             loads, visit = book.loads, visit_of(request)
             visit.model = asked or book.name
             adapter = asked if asked in book.adapters else None
-            terms = Terms(model=visit.model, adapter=adapter, strict=state.options.strict, key=visit.key)
+            terms = Terms(
+                model=visit.model, adapter=adapter, strict=self._state.options.strict, key=visit.key
+            )
             book.users += 1
             try:
-                desk = await state.shelf.desk(book)
+                desk = await self._state.shelf.desk(book)
                 response = await endpoint(desk.for_client(visit), terms, request, body)
             finally:
                 book.users -= 1
@@ -135,23 +144,25 @@ def create_app(state: State) -> ASGIApp:
 
         return handle
 
-    posts = [Route(path, _answering(posted(one)), methods=["POST"]) for path, one in _ENDPOINTS.items()]
-    page = page_routes()
+
+def create_app(state: State) -> ASGIApp:
+    """The application over ``state``."""
+    do, page = _Handlers(state), page_routes()
     routes = [
         *page,
-        Route("/health", _answering(health)),
-        Route("/ping", _answering(health)),
-        Route("/version", _answering(version)),
-        Route("/metrics", _answering(metrics)),
-        Route("/v1/models", _answering(models)),
-        Route("/v1/models/{name:path}", _answering(model)),
-        Route("/v1/engine/live", _answering(engine_live)),
-        Route("/info", _answering(about)),
-        Route("/props", _answering(about)),
-        Route("/api/tags", _answering(ollama_list)),
-        Route("/api/ps", _answering(ollama_list)),
-        Route("/api/version", _answering(version)),
-        *posts,
+        Route("/health", _answering(do.health)),
+        Route("/ping", _answering(do.health)),
+        Route("/version", _answering(do.version)),
+        Route("/metrics", _answering(do.metrics)),
+        Route("/v1/models", _answering(do.models)),
+        Route("/v1/models/{name:path}", _answering(do.model)),
+        Route("/v1/engine/live", _answering(do.engine_live)),
+        Route("/info", _answering(do.about)),
+        Route("/props", _answering(do.about)),
+        Route("/api/tags", _answering(do.ollama_list)),
+        Route("/api/ps", _answering(do.ollama_list)),
+        Route("/api/version", _answering(do.version)),
+        *(Route(path, _answering(do.posted(one)), methods=["POST"]) for path, one in _ENDPOINTS.items()),
     ]
     served = {
         path.replace("{name:path}", "{name}"): ("POST",) if path in _ENDPOINTS else ("GET",)
