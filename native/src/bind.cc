@@ -76,7 +76,7 @@ nb::dict memory(const Decoder& d) {
 nb::list counters(Decoder& d) {
   nb::list out;
   for (int w = 0; w < d.pool().size(); ++w) {
-    const WorkerCounters& c = d.pool().counters(w);
+    const WorkerCounters& c = d.counters(w);
     nb::dict one;
     one["tiles"] = c.tiles;
     one["segments"] = c.segments;

@@ -60,6 +60,28 @@ void check_each(int threads) {
   for (int n : calls) CHECK(n == 5);
 }
 
+// Several callers of one pool take turns; whoever asks for as many workers has the same one while it lives.
+void check_shared() {
+  std::shared_ptr<ThreadPool> pool = shared_pool(3);
+  CHECK(shared_pool(3) == pool && shared_pool(2) != pool && pool->size() == 3);
+  std::atomic<int> wrong{0};
+  const auto caller = [&] {
+    for (int call = 0; call < 200; ++call) {
+      std::vector<int> done(7);  // each item by one worker
+      shared_pool(3)->run(1, [&](int worker, int stage) {
+        for (Range r; r = pool->claim(worker, stage, 0, 7), r.begin < r.end;) {
+          for (int i = r.begin; i < r.end; ++i) ++done[size_t(i)];
+        }
+      });
+      for (int n : done) wrong += n != 1;
+    }
+  };
+  std::thread others[] = {std::thread(caller), std::thread(caller)};
+  caller();
+  for (std::thread& t : others) t.join();
+  CHECK(wrong == 0);
+}
+
 void check_shares() {
   for (int count : {0, 1, 7, 100}) {
     for (int parts : {1, 2, 3, 16}) {
@@ -289,6 +311,7 @@ void test_decoder() {
     check_each(threads);
   }
   check_shares();
+  check_shared();
   check_arena();
   check_copies();
   for (int i = 0; i < 60; ++i) {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -51,6 +53,20 @@ def alone() -> list[tuple]:
 @pytest.fixture(scope="module")
 def alone_int8() -> list[tuple]:
     return bits([load(kv="int8").alone(job) for job in JOBS])
+
+
+def test_decoders_of_a_process_share_their_threads(alone: list[tuple]) -> None:
+    def threads() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/task"))
+
+    first = load(threads=5)
+    before = threads()
+    second = load(threads=5)
+    assert threads() == before
+    with ThreadPoolExecutor(2) as callers:  # who comes second waits for the other's step
+        got = list(callers.map(lambda driver: [driver.alone(job) for job in JOBS], (first, second)))
+    assert bits(got[0]) == bits(got[1]) == alone
 
 
 def until_all_worked(driver: Driver, names: tuple[str, ...], jobs: list[Job], alone: list[tuple]) -> None:

@@ -26,6 +26,7 @@ AttentionPair::AttentionPair(const spola::Kernels& kernels, const Kernels& free,
       kernels_(kernels),
       free_(free),
       pool_(pool),
+      counters_(static_cast<size_t>(pool.size())),
       model_(size_t{1} << 20, false, false, &kernels),
       head_floats_(static_cast<size_t>(of.dim) + 2),
       record_floats_(head_floats_ * static_cast<size_t>(of.heads / of.kv_heads)) {
@@ -178,7 +179,7 @@ void AttentionPair::merge_split(const Split& split) {
 
 void AttentionPair::ours() {
   pool_.run(kStages * case_.layers, [&](int worker, int stage) {
-    OpContext c{&kernels_, &model_, &kv_,  work_.get(), &pool_, &slices_,
+    OpContext c{&kernels_, &model_, &kv_,  work_.get(), &pool_, counters_.data(), &slices_,
                 &rows_,    false,   stage, nullptr,     {}};
     run_stage(stages_[stage], c, worker);
   });

@@ -48,6 +48,7 @@ class AttentionPair {
   const spola::Kernels& kernels_;
   const Kernels& free_;
   ThreadPool& pool_;
+  std::vector<WorkerCounters> counters_;
   std::vector<KvPool> kv_;
   std::vector<std::vector<int32_t>> tables_;
   std::vector<SliceIn> slices_;

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <map>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -36,7 +37,6 @@ ThreadPool::ThreadPool(int threads)
     : size_(threads),
       usable_(usable_processors()),
       spins_(threads > usable_ ? kCrowdedSpins : kSpins),
-      counters_(new WorkerCounters[threads]),
       slots_(new Slot[threads]) {
   threads_.reserve(threads - 1);
   try {
@@ -57,6 +57,7 @@ void ThreadPool::finish() {
 
 void ThreadPool::call(Function function, void* context, int stages) {
   if (stages < 1) return;
+  const std::lock_guard<std::mutex> turn(turn_);
   keep_off_caller();
   const uint64_t epoch = epoch_of(state_.load(std::memory_order_relaxed)) + 1;
   function_ = function;
@@ -208,6 +209,17 @@ void ThreadPool::wake() {
   if (sleepers_.load() == 0) return;
   wakes_.fetch_add(1);
   wakes_.notify_all();
+}
+
+std::shared_ptr<ThreadPool> shared_pool(int threads) {
+  // Processors belong to the process, and so does this.
+  static std::mutex mutex;
+  static std::map<int, std::weak_ptr<ThreadPool>> pools;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::weak_ptr<ThreadPool>& kept = pools[threads];
+  std::shared_ptr<ThreadPool> pool = kept.lock();
+  if (!pool) kept = pool = std::make_shared<ThreadPool>(threads);
+  return pool;
 }
 
 }  // namespace spola

@@ -5,7 +5,8 @@
 // 0, can do everything alone. Items lie in one range per worker; who is through with its own takes from the
 // others'. So items of a stage must not depend on each other, and who computes one must not matter.
 //
-// Waiting spins for a moment, then yields, then sleeps. One caller at a time. No priorities, and no worker has
+// Waiting spins for a moment, then yields, then sleeps. One caller at a time: others wait for their turn, so decoders of
+// one process share a pool (shared_pool) instead of having workers that spin where another's should work. No priorities, and no worker has
 // a processor of its own; but the workers keep off the one that the caller is on, where there are enough: a
 // system that wakes them there, while another is idle, may leave them behind the caller for whole calls.
 #pragma once
@@ -14,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -21,14 +23,6 @@
 #include "base/align.h"
 
 namespace spola {
-
-// What one worker has computed since the pool was made. Only that worker writes.
-struct alignas(kCacheLine) WorkerCounters {
-  uint64_t tiles = 0;     // 16 output rows of a linear layer, for all rows of a step
-  uint64_t segments = 0;  // attention segments of a row group and KV head
-  uint64_t rows = 0;      // rows normed, quantized, rotated, merged
-  uint64_t sampled = 0;   // head rows sampled or scored
-};
 
 // Half-open range of items.
 struct Range {
@@ -86,8 +80,6 @@ class ThreadPool {
 
   static constexpr int kParts = 4096;
 
-  WorkerCounters& counters(int worker) { return counters_[worker]; }
-
  private:
   using Function = void (*)(void* context, int worker, int stage);
 
@@ -114,7 +106,6 @@ class ThreadPool {
   int usable_;  // processors
   int spins_;
   int caller_on_ = -1;  // the processor that workers keep off; -1: none
-  std::unique_ptr<WorkerCounters[]> counters_;
   std::unique_ptr<Slot[]> slots_;
 
   // Bit 0: a call runs. Bits 1 .. 15: workers in the stage. Above: the epoch, which counts stages of all
@@ -129,6 +120,10 @@ class ThreadPool {
   uint64_t first_epoch_ = 0;
   int stages_ = 0;
   std::vector<std::thread> threads_;
+  std::mutex turn_;  // of callers
 };
+
+// This process's pool of so many workers: made when the first asks for it, gone with the last who has it.
+std::shared_ptr<ThreadPool> shared_pool(int threads);
 
 }  // namespace spola

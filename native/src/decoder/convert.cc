@@ -24,7 +24,7 @@ std::string convert_rows(GgmlType from, GgmlType to, int64_t rows, int64_t cols,
   const int n = static_cast<int>(std::min<int64_t>(threads, rows));
   // The lowest row that is wrong, of values that came in, and of those that do not fit.
   std::vector<int64_t> bad(static_cast<size_t>(n), rows), large(static_cast<size_t>(n), rows);
-  ThreadPool pool(n);
+  const std::shared_ptr<ThreadPool> pool = shared_pool(n);
   const auto convert = [&](int part) {
     std::vector<float> values(static_cast<size_t>(cols));
     for (int64_t r = rows * part / n; r < rows * (part + 1) / n; ++r) {
@@ -42,8 +42,8 @@ std::string convert_rows(GgmlType from, GgmlType to, int64_t rows, int64_t cols,
       }
     }
   };
-  pool.run(1, [&](int worker, int stage) {
-    for (Range parts; parts = pool.claim(worker, stage, 0, n), parts.begin < parts.end;) {
+  pool->run(1, [&](int worker, int stage) {
+    for (Range parts; parts = pool->claim(worker, stage, 0, n), parts.begin < parts.end;) {
       for (int i = parts.begin; i < parts.end; ++i) convert(i);
     }
   });

@@ -32,7 +32,8 @@ int checked_threads(int threads) {
 Decoder::Decoder(const DecoderConfig& config)
     : config_(config),
       kernels_(pick_kernels(config.isa)),
-      pool_(checked_threads(config.threads)),
+      pool_(shared_pool(checked_threads(config.threads))),
+      counters_(new WorkerCounters[config.threads]),
       model_(config.weight_limit, config.huge_pages, config.precise, kernels_) {
   const auto positive = [](const char* name, int value) {
     if (value < 1) throw std::invalid_argument(std::string(name) + " must be at least 1");
@@ -174,13 +175,13 @@ void Decoder::finish() {
   WorkspaceShape shape;
   shape.rows = config_.max_step_tokens;
   shape.head_rows = std::min(kHeadRows, config_.max_step_tokens);
-  shape.workers = pool_.size();
+  shape.workers = pool_->size();
   shape.hidden = config_.hidden;
   shape.vocab = config_.vocab;
   std::vector<KvShape> shapes;
   for (const KvPool& pool : kv_) shapes.push_back(pool.shape());
   work_ = std::make_unique<Workspace>(shape, program_, shapes, config_.huge_pages);
-  samplers_.assign(pool_.size(), Sampler(kernels_, config_.vocab));
+  samplers_.assign(pool_->size(), Sampler(kernels_, config_.vocab));
   bad_.reset(new std::atomic<bool>[config_.max_step_tokens]);
   size_t slots = 0, experts = 0;
   for (const Op& op : program_.ops) {
@@ -334,7 +335,7 @@ void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
   const Ends ends = ends_of(runs);
   const bool fewer = static_cast<int>(ends.heads.size() + ends.vectors.size()) < rows_.count;
   if (fewer) lay_out_wanted(runs);
-  const bool alone = pool_.size() > 1 && rows_.count <= kOwnRows;
+  const bool alone = pool_->size() > 1 && rows_.count <= kOwnRows;
   const Schedule& schedule = alone ? program_.alone : program_.together;
   const std::vector<Stage>& stages = schedule.stages;
   const int storing = static_cast<int>(schedule.storing);
@@ -343,7 +344,7 @@ void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
   const int all = head + kVectorStages * chunks_of(ends.vectors);
   OpClock clock(&op_seconds_);
   const bool timed = !op_seconds_.empty();
-  pool_.run(all, [&](int worker, int stage) {
+  pool_->run(all, [&](int worker, int stage) {
     const bool later = fewer && stage >= storing;
     const Stage* const layer = stage < layers ? &stages[stage - later] : nullptr;
     const Op* const last = layer ? layer->last - 1 : nullptr;
@@ -352,8 +353,8 @@ void Decoder::compute(const StepIn& step, std::vector<Run>& runs) {
       clock.enter(layer ? static_cast<size_t>(last - program_.ops.data())
                         : ops + (stage < head && (stage - layers) % kHeadStages == kHeadStages - 1));
     }
-    OpContext c{kernels_, &model_, &kv_,  work_.get(), &pool_, &step.slices, later ? &wanted_ : &rows_,
-                alone,    stage,   nullptr, {}};
+    OpContext c{kernels_, &model_, &kv_,  work_.get(), pool_.get(), counters_.get(), &step.slices,
+                later ? &wanted_ : &rows_, alone, stage, nullptr, {}};
     if (later && stage == storing) {
       claim_all(c, worker, 0, 1, [&](Range) { keep_rows(*last, c, wanted_); });
     } else if (layer) {

@@ -50,7 +50,8 @@ class Decoder {
 
   const DecoderConfig& config() const { return config_; }
   const Kernels& kernels() const { return *kernels_; }
-  ThreadPool& pool() { return pool_; }
+  ThreadPool& pool() { return *pool_; }
+  const WorkerCounters& counters(int worker) const { return counters_[worker]; }
   Model& model() { return model_; }
 
   int add_kv_group(const KvShape& shape, int blocks);
@@ -168,7 +169,8 @@ class Decoder {
 
   DecoderConfig config_;
   const Kernels* kernels_;
-  ThreadPool pool_;
+  std::shared_ptr<ThreadPool> pool_;
+  std::unique_ptr<WorkerCounters[]> counters_;
   Model model_;
   std::vector<KvPool> kv_;
   Program program_;

@@ -157,7 +157,7 @@ void run_experts(const ExpertsOp& op, const OpContext& c, int worker) {
       linear.part[1].bias = op.up_bias == kNoId ? kNoId : op.up_bias + e;
       linear_tile(linear, c, tile, routing.begin[e], routing.begin[e + 1]);
     }
-    c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
+    c.counters[worker].tiles += static_cast<uint64_t>(range.end - range.begin);
   });
 }
 

@@ -69,7 +69,7 @@ void Decoder::use_logits(const HeadChunk& chunk, std::vector<Run>& runs, Sampler
       continue;
     }
     use_row(row, work_->buffer(Buffer::kLogits) + i * width, run, sampler);
-    ++pool_.counters(worker).sampled;
+    ++counters_[worker].sampled;
   }
 }
 

@@ -57,7 +57,7 @@ void latent_row(const LatentOp& op, const OpContext& c, int row, float* scratch)
 void run_latent(const LatentOp& op, const OpContext& c, int worker) {
   claim_all(c, worker, 0, c.rows->count, [&](Range range) {
     for (int r = range.begin; r < range.end; ++r) latent_row(op, c, r, c.work->scratch(worker));
-    c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
+    c.counters[worker].rows += static_cast<uint64_t>(range.end - range.begin);
   });
 }
 
@@ -74,7 +74,7 @@ void run_heads(const HeadsOp& op, const OpContext& c, int worker) {
       linear.first = head * c.rows->count;
       linear_tile(linear, c, i % tiles, linear.first, linear.first + c.rows->count);
     }
-    c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
+    c.counters[worker].tiles += static_cast<uint64_t>(range.end - range.begin);
   });
 }
 

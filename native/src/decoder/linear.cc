@@ -136,7 +136,7 @@ void run_linear(const LinearOp& op, const OpContext& c, int worker) {
     end = end_of_pass(c, begin);
     claim_all(c, worker, part, items, [&](Range range) {
       run_items(op, c, range, tiles, {begin, end}, c.pool->end_of_range(range.begin, items));
-      if (begin == 0) c.pool->counters(worker).tiles += static_cast<uint64_t>((range.end - range.begin) * tiles);
+      if (begin == 0) c.counters[worker].tiles += static_cast<uint64_t>((range.end - range.begin) * tiles);
     });
   }
   prefetch_next(c);
@@ -175,7 +175,7 @@ void head_logits(const HeadOp& head, const OpContext& c, int count, const int32_
   claim_all(c, worker, 0, m.tiles, [&](Range range) {
     const int last = c.pool->end_of_range(range.begin, m.tiles);
     for (int t = range.begin; t < range.end; ++t) tile(t, t + 1 < last ? tile_data(m, t + 1) : nullptr);
-    c.pool->counters(worker).tiles += static_cast<uint64_t>(range.end - range.begin);
+    c.counters[worker].tiles += static_cast<uint64_t>(range.end - range.begin);
   });
 }
 

@@ -63,12 +63,12 @@ std::vector<double> rates_of(const std::function<double(long)>& work, int thread
     work(rounds);
     took = now() - start;
   }
-  ThreadPool pool(threads);
+  const std::shared_ptr<ThreadPool> pool = shared_pool(threads);
   std::vector<double> macs(static_cast<size_t>(threads));
   std::vector<double> rates;
   for (int pass = 0; pass < passes; ++pass) {
     const double start = now();
-    pool.each([&](int worker) { macs[static_cast<size_t>(worker)] = work(2 * rounds); });
+    pool->each([&](int worker) { macs[static_cast<size_t>(worker)] = work(2 * rounds); });
     rates.push_back(std::accumulate(macs.begin(), macs.end(), 0.0) / (now() - start));
   }
   return rates;

@@ -145,7 +145,7 @@ void rope_kv(const RopeKvOp& op, const OpContext& c, int worker) {
       const int head = i * step % heads;
       rope_heads(op, c, i * step / heads, head, head + step, c.work->scratch(worker));
     }
-    c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
+    c.counters[worker].rows += static_cast<uint64_t>(range.end - range.begin);
   });
 }
 
@@ -212,7 +212,7 @@ void attention_items(const AttentionOp& op, const OpContext& c, int worker, Rang
       }
     }
   }
-  c.pool->counters(worker).segments += segments;
+  c.counters[worker].segments += segments;
 }
 
 void attention(const AttentionOp& op, const OpContext& c, int worker) {
@@ -279,7 +279,7 @@ const Op* run_own(const Op* first, const OpContext& c, int worker) {
   if (op == first || !c.pool->left(c.stage, tiles_of(op->linear, *c.model))) return op;
   const Range all{0, c.rows->count};
   for (; first != op; ++first) run_rows(*first, true, c, worker, all);
-  c.pool->counters(worker).rows += static_cast<uint64_t>(all.end);
+  c.counters[worker].rows += static_cast<uint64_t>(all.end);
   return op;
 }
 
@@ -301,7 +301,7 @@ void run_stage(const Stage& stage, OpContext& c, int worker) {
   if (is_by_row(op->kind)) {
     return claim_rows(c, worker, rows_of(*op, c), [&](Range range) {
       for (const Op* o = op; o != stage.last; ++o) run_rows(*o, false, c, worker, range);
-      c.pool->counters(worker).rows += static_cast<uint64_t>(range.end - range.begin);
+      c.counters[worker].rows += static_cast<uint64_t>(range.end - range.begin);
     });
   }
   switch (op->kind) {

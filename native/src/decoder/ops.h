@@ -53,6 +53,14 @@ struct StepRows {
   }
 };
 
+// What one worker has computed for a decoder. Only that worker writes.
+struct alignas(kCacheLine) WorkerCounters {
+  uint64_t tiles = 0;     // 16 output rows of a linear layer, for all rows of a step
+  uint64_t segments = 0;  // attention segments of a row group and KV head
+  uint64_t rows = 0;      // rows normed, quantized, rotated, merged
+  uint64_t sampled = 0;   // head rows sampled or scored
+};
+
 // Everything ops read and write.
 struct OpContext {
   const Kernels* kernels;
@@ -60,6 +68,7 @@ struct OpContext {
   const std::vector<KvPool>* kv;
   Workspace* work;
   ThreadPool* pool;
+  WorkerCounters* counters;  // of each worker
   const std::vector<SliceIn>* slices;
   StepRows* rows;
   bool alone;               // every worker prepares all rows for itself, where ops say so

@@ -59,7 +59,7 @@ void Decoder::plan_rows(StepRows& rows, const std::vector<RowSpan>& spans) const
   rows.count = static_cast<int>(rows.adapter.size());
   if (rows.count == 0) return;
   for (size_t g = 0; g < kv_.size(); ++g) {
-    plan_attention(spans, kv_[g].shape(), pool_.size(), Workspace::kSpareRecords, &rows.attention[g]);
+    plan_attention(spans, kv_[g].shape(), pool_->size(), Workspace::kSpareRecords, &rows.attention[g]);
   }
 }
 
