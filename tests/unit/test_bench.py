@@ -12,9 +12,10 @@ import pytest
 from spola.bench.offline import Offline, Plan
 from spola.core.step import Step, StepOutput
 from spola.runtime import limits as limits_module
-from spola.runtime.build import Loaded, load_engine
+from spola.runtime.build import load_engine
 from spola.runtime.config import Options
 from spola.runtime.limits import MachineLimits, bench_lock
+from spola.runtime.loaded import Loaded
 from support.cli import spola
 from support.service import tiny_file
 

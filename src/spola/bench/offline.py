@@ -20,8 +20,8 @@ from spola.core.errors import CapacityError
 from spola.core.params import SamplingParams
 from spola.engine.engine import Engine
 from spola.engine.request import Request, Status
-from spola.runtime.build import Loaded
 from spola.runtime.limits import MachineLimits
+from spola.runtime.loaded import Loaded
 from spola.runtime.roofline import Roofline
 from spola.spec.cost import streamed_weight_bytes
 

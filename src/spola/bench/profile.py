@@ -18,8 +18,8 @@ from spola.core.dtype import BY_NAME, nbytes
 from spola.core.errors import ConfigError
 from spola.core.step import Step
 from spola.engine.report import StepReport
-from spola.runtime.build import Loaded
 from spola.runtime.limits import MachineLimits
+from spola.runtime.loaded import Loaded
 from spola.runtime.roofline import activation_format
 from spola.spec.cost import (
     attention_flops,

@@ -15,8 +15,9 @@ from spola.core.errors import ConfigError, ModelError, RequestError
 from spola.evaluate.agreement import Agreement, require_numpy
 from spola.evaluate.perplexity import Perplexity
 from spola.evaluate.windows import Evaluator, windows
-from spola.runtime.build import Loaded, load_engine
+from spola.runtime.build import load_engine
 from spola.runtime.config import Options
+from spola.runtime.loaded import Loaded
 
 __all__ = ["command"]
 

@@ -6,8 +6,7 @@ The only module that names concrete classes of the layers below. Backends are fo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from spola.runtime.config import EngineConfig, Options
 from spola.runtime.drafting import check_same_tokens, load_drafter, open_draft
 from spola.runtime.fair_lock import FairLock
 from spola.runtime.live import LiveView, StepBytes
+from spola.runtime.loaded import Loaded
 from spola.runtime.loop import EngineLoop
 from spola.runtime.machine import Machine, probe
 from spola.runtime.needs import release_memory
@@ -45,31 +45,10 @@ from spola.runtime.weights import converter, with_weights
 from spola.spec.decoder import DecoderSpec
 from spola.spec.weight_types import weight_type
 from spola.text.chat import ChatTemplate
-from spola.text.tokenizer import Tokenizer
 
-__all__ = ["Loaded", "build_service", "load_engine"]
+__all__ = ["build_service", "load_engine"]
 
 STALL_S = 0.1  # a gap between two tokens that a reader would notice, where no target says otherwise
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """An engine with its model in it. ``dtypes``: canonical tensor name -> DType name; times in seconds."""
-
-    engine: Engine
-    spec: DecoderSpec
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    defaults: Mapping[str, Any]
-    dtypes: Mapping[str, str]
-    config: EngineConfig
-    machine: Machine
-    metrics: Metrics
-    timeline: Timeline | None
-    live: LiveView
-    steps: StepLog
-    notes: tuple[str, ...]
-    load_s: float
 
 
 def build_service(
@@ -81,22 +60,7 @@ def build_service(
 ) -> Service:
     """Load ``model`` and start its engine thread. ``extra`` as in load_engine, ``turn`` as in EngineLoop."""
     loaded = load_engine(model, options, **extra)
-    return Service(
-        loop=EngineLoop(loaded.engine, turn=turn),
-        spec=loaded.spec,
-        tokenizer=loaded.tokenizer,
-        template=loaded.template,
-        defaults=loaded.defaults,
-        dtypes=loaded.dtypes,
-        config=loaded.config,
-        machine=loaded.machine,
-        metrics=loaded.metrics,
-        timeline=loaded.timeline,
-        live=loaded.live,
-        steps=loaded.steps,
-        notes=loaded.notes,
-        load_s=loaded.load_s,
-    )
+    return Service(EngineLoop(loaded.engine, turn=turn), loaded)
 
 
 def load_engine(

@@ -16,23 +16,17 @@ from spola.core.errors import RequestError
 from spola.core.guard import Guard
 from spola.core.params import SamplingParams
 from spola.core.step import Want
-from spola.engine.metrics import Metrics
 from spola.engine.request import Request
 from spola.runtime.answer import Job
-from spola.runtime.config import EngineConfig
 from spola.runtime.guards import PaddingGuard, real_tokens
-from spola.runtime.live import LiveView
+from spola.runtime.loaded import Loaded
 from spola.runtime.loop import EngineLoop, Mailbox
-from spola.runtime.machine import Machine
 from spola.runtime.prompts import bad_sequences, encode_chat
-from spola.runtime.step_log import StepLog, StepTrace
-from spola.runtime.timeline import Timeline
-from spola.spec.decoder import DecoderSpec
-from spola.text.chat import ChatTemplate, no_template
+from spola.runtime.step_log import StepTrace
+from spola.text.chat import no_template
 from spola.text.grammar import Grammar, Grammars
 from spola.text.grammar_guard import BothGuards
 from spola.text.stops import StopGuard
-from spola.text.tokenizer import Tokenizer
 
 __all__ = ["Service"]
 
@@ -45,40 +39,23 @@ class Service:
     ``metrics`` are the engine's, to be read at any time.
     """
 
-    def __init__(
-        self,
-        *,
-        loop: EngineLoop,
-        spec: DecoderSpec,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        defaults: Mapping[str, Any],
-        dtypes: Mapping[str, str],
-        config: EngineConfig,
-        machine: Machine,
-        metrics: Metrics,
-        live: LiveView,
-        steps: StepLog,
-        timeline: Timeline | None = None,
-        notes: tuple[str, ...] = (),
-        load_s: float = 0.0,
-    ) -> None:
+    def __init__(self, loop: EngineLoop, loaded: Loaded) -> None:
         self.loop = loop
-        self.spec = spec
-        self.tokenizer = tokenizer
-        self.template = template
-        self.defaults = defaults
-        self.dtypes = dtypes
-        self.config = config
-        self.machine = machine
-        self.metrics = metrics
-        self.timeline = timeline
-        self.live = live
-        self.steps = steps
-        self.notes = notes
-        self.load_s = load_s
-        self.grammars = Grammars(tokenizer)
-        self._real = real_tokens(tokenizer, spec.vocab)
+        self.spec = loaded.spec
+        self.tokenizer = loaded.tokenizer
+        self.template = loaded.template
+        self.defaults = loaded.defaults
+        self.dtypes = loaded.dtypes
+        self.config = loaded.config
+        self.machine = loaded.machine
+        self.metrics = loaded.metrics
+        self.timeline = loaded.timeline
+        self.live = loaded.live
+        self.steps = loaded.steps
+        self.notes = loaded.notes
+        self.load_s = loaded.load_s
+        self.grammars = Grammars(self.tokenizer)
+        self._real = real_tokens(self.tokenizer, self.spec.vocab)
 
     def prompt_ids(self, prompt: Prompt, *, add_special: bool = True) -> list[int]:
         """The ids of a prompt that is not a chat: text, in which special tokens are read, or ids as given.
