@@ -12,7 +12,7 @@ import gc
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -59,7 +59,6 @@ class Outcome:
     start: float
     end: float
     client_cpu: float
-    offsets: list[float] = field(default_factory=list)
 
 
 async def served_model(target: Target) -> str:
@@ -160,7 +159,7 @@ async def _open(pool: Pool, calls: Sequence[Call], load: Load) -> Outcome:
             await asyncio.sleep(delay)
         tasks.append(asyncio.create_task(one(call, start + offset)))
     samples = list(await asyncio.gather(*tasks))
-    return _outcome(samples, start, cpu, offsets)
+    return _outcome(samples, start, cpu)
 
 
 async def _closed(pool: Pool, calls: Sequence[Call], load: Load) -> Outcome:
@@ -174,11 +173,11 @@ async def _closed(pool: Pool, calls: Sequence[Call], load: Load) -> Outcome:
 
     await asyncio.gather(*(client() for _ in range(min(load.concurrency or 1, len(calls)))))
     done = [sample for sample in samples if sample is not None]
-    return _outcome(done, start, cpu, [sample.intended - start for sample in done])
+    return _outcome(done, start, cpu)
 
 
-def _outcome(samples: list[Sample], start: float, cpu: float, offsets: list[float]) -> Outcome:
+def _outcome(samples: list[Sample], start: float, cpu: float) -> Outcome:
     end = time.perf_counter()
     last = max((sample.end for sample in samples if not sample.error), default=end)
     busy = (time.process_time() - cpu) / max(end - start, 1e-9)
-    return Outcome(samples, start, max(last, start), busy, offsets)
+    return Outcome(samples, start, max(last, start), busy)

@@ -183,7 +183,7 @@ class Runner(Protocol):
         """
 
     def drop_adapter(self, name: str) -> None:
-        """Free an adapter that no live request has; ValueError otherwise."""
+        """Free an adapter that no live request has; ValueError otherwise. An unknown name is ignored."""
 
     def memory(self) -> dict[str, int]:
         """Bytes held, by what for: at least ``weights``, ``kv`` and ``workspace``."""

@@ -161,10 +161,10 @@ class Request:
         self.tables: tuple[BlockTable, ...] = ()  # one per KvGroup
         self.limit = 0  # tokens known at most, set by Scheduler.add
         self.in_flight = False  # in a Step that is not committed yet
-        self.expired = False  # as aborted, but because its deadline has passed
+        self.aborted = False  # to be ended when its Step comes back
+        self.expired = False  # the same, because its deadline has passed
         self.passed = 0  # requests that began before it because it did not fit
         self.waiting_since = arrival_s
-        self.aborted = False  # to be ended when its Step comes back
         self.sent = False  # the backend holds its state
         self.drafts: Sequence[int] = ()  # guesses of the next tokens, tried in the next step
         self.proposals = 0  # handle of what they were drawn from, for rejection mode
