@@ -17,9 +17,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 pytest.register_assert_rewrite("support")
 
 # What tests may be told from outside: the instruction set to run on, and the server for tests/clients. Every
-# other setting of spola is forgotten here, before a test module is imported; what tests start inherits this.
+# other setting of spola, and of the places where models lie, is forgotten here, before a test module is
+# imported; what tests start inherits this.
 TOLD = ("SPOLA_ISA", "SPOLA_URL")
-for name in [name for name in os.environ if name.startswith("SPOLA_") and name not in TOLD]:
+FORGOTTEN = ("SPOLA_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_", "OLLAMA_")
+for name in [name for name in os.environ if name.startswith(FORGOTTEN) and name not in TOLD]:
     del os.environ[name]
 os.environ["SPOLA_CHECK"] = "1"
 

@@ -50,14 +50,6 @@ def hub(hub_server: FakeHub, tiny_gguf: bytes, tmp_path: Path, monkeypatch: pyte
         "tiny-Q8_0.gguf": tiny_gguf + bytes(32),
         "mmproj-tiny.gguf": b"projector",
     }
-    for name in (
-        "HF_HUB_CACHE",
-        "HUGGINGFACE_HUB_CACHE",
-        "HF_TOKEN",
-        "HUGGING_FACE_HUB_TOKEN",
-        "OLLAMA_MODELS",
-    ):
-        monkeypatch.delenv(name, raising=False)
     for name, value in places(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(constants, "ENDPOINT", hub_server.url)

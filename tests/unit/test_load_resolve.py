@@ -21,8 +21,6 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home without models: no caches, and no installed package of one."""
-    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     real = importlib.util.find_spec
     monkeypatch.setattr(
@@ -198,8 +196,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     def no_home(path: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "expanduser", no_home)
     assert not cache_folder().exists()
     assert not merges_cache.path_of("ab").exists()
