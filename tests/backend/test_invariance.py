@@ -206,3 +206,21 @@ def test_static_shapes_give_the_same(bench) -> None:
         driver.run([JOBS[3], JOBS[4]], 64)
     with pytest.raises(StepError, match="32 rows"):
         driver.alone(JOBS[6], 32)
+
+
+@pytest.mark.parametrize("down", ["Q4_0", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("inner", ["F32", "Q8_0", "Q3_K", "Q4_0"])
+def test_matrices_of_an_mlp_in_types_that_group_rows_otherwise(bench, inner: str, down: str) -> None:
+    """What gate and up leave for down is of the same rows, however many rows a call of theirs takes."""
+    types = {"mlp.gate": inner, "mlp.up": inner, "mlp.down": down}
+    tiny = Tiny(
+        seed=2, layers=1, hidden=256, heads=2, head_dim=64, kv_heads=1, ff=512, dtype="Q4_0", dtypes=types
+    )
+    driver = bench.load(tiny)
+    job = Job(PROMPTS[6][:100], want="logits")
+    want = np.array(driver.alone(job, 4).logits)
+    for chunk in (13, 31, 49, 65, 100):
+        got = np.array(driver.alone(job, chunk).logits)
+        np.testing.assert_allclose(
+            got, want, rtol=0 if bench.exact else 1e-2, atol=0 if bench.exact else 2e-3
+        )
