@@ -65,10 +65,13 @@ uint32_t Decoder::formats_of(const std::vector<int>& indices) const {
   return formats;
 }
 
-// Whether all parts' kernels read A8 rows in groups, so that each call takes whole ones.
-bool Decoder::takes_groups(const LinearOp& op) const {
-  for (int i = 0; i < op.parts; ++i) {
-    const int scheme = static_cast<int>(model_.matrix(op.part[i].matrix).scheme);
+// Whether a linear op's kernels read A8 rows in groups, all of those of a step, so that each call takes whole ones.
+bool Decoder::takes_groups(const Op* op) const {
+  const Op* source = op - 1;
+  if (source->kind == OpKind::kAdapter) --source;
+  if (source->kind == OpKind::kPrepare && source->prepare.rows != Rows::kStep) return false;
+  for (int i = 0; i < op->linear.parts; ++i) {
+    const int scheme = static_cast<int>(model_.matrix(op->linear.part[i].matrix).scheme);
     if (((kernels_->group_schemes >> scheme) & 1u) == 0) return false;
   }
   return true;
@@ -81,7 +84,7 @@ bool Decoder::reads_groups_only(const Op* prepare) const {
   const Op* const end = program_.ops.data() + program_.ops.size();
   for (const Op* op = prepare + 1; op != end && op->kind != OpKind::kPrepare; ++op) {
     if (op->kind == OpKind::kHeads || op->kind == OpKind::kExperts) return false;
-    if (op->kind == OpKind::kLinear && !takes_groups(op->linear)) return false;
+    if (op->kind == OpKind::kLinear && !takes_groups(op)) return false;
   }
   return true;
 }
@@ -106,7 +109,7 @@ void Decoder::mark_groups() {
     if (!p.groups_only || i == 0 || ops[i - 1].kind != OpKind::kLinear) continue;
     LinearOp& before = ops[i - 1].linear;
     if (is_activation(before.epilogue) && before.output == p.input && before.width == p.width &&
-        p.stride == p.width && p.norm.kind == NormKind::kNone && takes_groups(before) &&
+        p.stride == p.width && p.norm.kind == NormKind::kNone && takes_groups(&ops[i - 1]) &&
         !read_again(p.input, &ops[i])) {
       p.left = before.leaves = true;
     }

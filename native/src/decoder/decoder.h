@@ -149,7 +149,7 @@ class Decoder {
   void lay_out_rows(const std::vector<SliceIn>& slices);
   void lay_out_wanted(const std::vector<Run>& runs);
   void mark_groups();
-  bool takes_groups(const LinearOp& op) const;
+  bool takes_groups(const Op* op) const;
   bool reads_groups_only(const Op* prepare) const;
   bool read_again(Buffer buffer, const Op* from) const;
   void lay_out_stages();
