@@ -279,37 +279,56 @@ struct Attention {
     }
   }
 
-  // N queries against block b.
+  // A block as the tiles read it; `k_ahead` and `v_ahead` are what to ask for meanwhile, or null.
+  struct Block {
+    const uint8_t* k;
+    const uint8_t* v;
+    KvType k_type, v_type;
+    const uint8_t* k_ahead;
+    const uint8_t* v_ahead;
+    bool first;
+  };
+
+  // N queries against a block.
   template <int N>
-  static void tile(const AttentionArgs& a, const Query* queries, int b, bool prefetch) {
+  static void tile(const AttentionArgs& a, const Query* queries, const Block& b) {
     alignas(64) float s[N][kBlock];
     alignas(64) float corr[16];
-    const uint8_t* k = prefetch ? a.k[b + 1] : nullptr;
-    const uint8_t* v = prefetch ? a.v[b + 1] : nullptr;
-    switch (a.k_type) {
-      case KvType::kF16: scores<N, KvType::kF16>(queries, a.k_dim, a.k[b], k, s); break;
-      case KvType::kI8: scores<N, KvType::kI8>(queries, a.k_dim, a.k[b], k, s); break;
-      default: scores<N, KvType::kF32>(queries, a.k_dim, a.k[b], k, s);
+    switch (b.k_type) {
+      case KvType::kF16: scores<N, KvType::kF16>(queries, a.k_dim, b.k, b.k_ahead, s); break;
+      case KvType::kI8: scores<N, KvType::kI8>(queries, a.k_dim, b.k, b.k_ahead, s); break;
+      default: scores<N, KvType::kF32>(queries, a.k_dim, b.k, b.k_ahead, s);
     }
-    soften<N>(queries, a.softcap, b == 0, s, corr);
-    switch (a.v_type) {
-      case KvType::kF16: weigh<N, KvType::kF16>(queries, a.v[b], a.v_dim, s, corr, v); break;
-      case KvType::kI8: weigh<N, KvType::kI8>(queries, a.v[b], a.v_dim, s, corr, v); break;
-      default: weigh<N, KvType::kF32>(queries, a.v[b], a.v_dim, s, corr, v);
+    soften<N>(queries, a.softcap, b.first, s, corr);
+    switch (b.v_type) {
+      case KvType::kF16: weigh<N, KvType::kF16>(queries, b.v, a.v_dim, s, corr, b.v_ahead); break;
+      case KvType::kI8: weigh<N, KvType::kI8>(queries, b.v, a.v_dim, s, corr, b.v_ahead); break;
+      default: weigh<N, KvType::kF32>(queries, b.v, a.v_dim, s, corr, b.v_ahead);
     }
   }
 
   // As many of the queries as fill a tile; returns how many.
-  static int any_tile(const AttentionArgs& a, const Query* queries, int left, int b, bool prefetch) {
+  static int any_tile(const AttentionArgs& a, const Query* queries, int left, const Block& b) {
     if constexpr (V::kTile >= 12) {
-      if (left >= 12) return tile<12>(a, queries, b, prefetch), 12;
-      if (left >= 8) return tile<8>(a, queries, b, prefetch), 8;
+      if (left >= 12) return tile<12>(a, queries, b), 12;
+      if (left >= 8) return tile<8>(a, queries, b), 8;
     }
-    if (left >= 6) return tile<6>(a, queries, b, prefetch), 6;
-    if (left >= 4) return tile<4>(a, queries, b, prefetch), 4;
-    if (left == 3) return tile<3>(a, queries, b, prefetch), 3;
-    if (left == 2) return tile<2>(a, queries, b, prefetch), 2;
-    return tile<1>(a, queries, b, prefetch), 1;
+    if (left >= 6) return tile<6>(a, queries, b), 6;
+    if (left >= 4) return tile<4>(a, queries, b), 4;
+    if (left == 3) return tile<3>(a, queries, b), 3;
+    if (left == 2) return tile<2>(a, queries, b), 2;
+    return tile<1>(a, queries, b), 1;
+  }
+
+  static constexpr int kWideDim = 128;  // K and V of a block as f32 take two thirds of a first-level cache
+  static constexpr int kWideTiles = 3;  // from so many tiles on f16 is turned into f32 once for all of them
+
+  // The block's values as f32 at `wide`, where that is of use: they are the same, and each tile would convert them.
+  static inline KvType widen(KvType type, int dim, int tiles, const uint8_t** data, float* wide) {
+    if (type != KvType::kF16 || dim > kWideDim || tiles < kWideTiles) return type;
+    for (int i = 0; i < dim * kBlock; i += W) V::store(wide + i, V::load_half(*data + static_cast<size_t>(i) * 2));
+    *data = reinterpret_cast<const uint8_t*>(wide);
+    return KvType::kF32;
   }
 
   static void start(const AttentionArgs& a) {
@@ -324,11 +343,16 @@ struct Attention {
 
   static void segment(const AttentionArgs& a) {
     start(a);
-    const int total = a.rows * a.heads;
+    const int total = a.rows * a.heads, tiles = (total + V::kTile - 1) / V::kTile;
+    alignas(64) float wide[2][kWideDim * kBlock];
     for (int b = 0; b < a.blocks; ++b) {
       const int first = (a.first_block + b) * kBlock;
       // With one tile each block is read once, from memory, and the next one can be on its way.
-      const bool prefetch = total <= V::kTile && b + 1 < a.blocks;
+      const bool prefetch = tiles == 1 && b + 1 < a.blocks;
+      Block block{a.k[b], a.v[b], a.k_type, a.v_type, nullptr, nullptr, b == 0};
+      if (prefetch) block.k_ahead = a.k[b + 1], block.v_ahead = a.v[b + 1];
+      block.k_type = widen(a.k_type, a.k_dim, tiles, &block.k, wide[0]);
+      block.v_type = widen(a.v_type, a.v_dim, tiles, &block.v, wide[1]);
       Query queries[V::kTile];
       int held = 0;
       for (int r = 0; r < a.rows; ++r) {
@@ -338,11 +362,11 @@ struct Attention {
           queries[held++] = {a.q + r * a.q_stride + static_cast<size_t>(g) * a.k_dim,
                              a.out + r * a.out_stride + static_cast<size_t>(g) * (a.v_dim + 2), lo, hi};
           if (held < V::kTile) continue;
-          any_tile(a, queries, held, b, prefetch);
+          any_tile(a, queries, held, block);
           held = 0;
         }
       }
-      for (int done = 0; done < held;) done += any_tile(a, queries + done, held - done, b, prefetch);
+      for (int done = 0; done < held;) done += any_tile(a, queries + done, held - done, block);
     }
   }
 
