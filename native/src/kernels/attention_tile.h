@@ -125,8 +125,9 @@ struct Attention {
     return V::tree16(lane);
   }
 
-  // Softmax over one block: scores in, weights out, in place; updates m and l, gives the corrections.
-  template <int N>
+  // Softmax over one block: scores in, weights out, in place; updates m and l, gives the corrections. Whole: every
+  // query sees all positions.
+  template <int N, bool Whole>
   static void soften(const Query* queries, float softcap, bool first, float (*s)[kBlock], float* corr) {
     constexpr int J = kBlock / W;
     alignas(64) float before[16] = {};
@@ -141,8 +142,10 @@ struct Attention {
           const F cap = V::set1(softcap);
           v[j] = V::mul(cap, Maths<V>::tanh(V::div(v[j], cap)));
         }
-        v[j] = V::select(V::lanes(query.lo - W * j, query.hi - W * j), v[j], V::set1(-__builtin_inff()));
-        V::store(s[n] + W * j, v[j]);
+        if constexpr (!Whole) {
+          v[j] = V::select(V::lanes(query.lo - W * j, query.hi - W * j), v[j], V::set1(-__builtin_inff()));
+        }
+        if (!Whole || softcap != 0.0f) V::store(s[n] + W * j, v[j]);
       }
       const float top = V::max_lane(largest(v));
       m[n] = first || top > query.out[0] ? top : query.out[0];
@@ -154,8 +157,8 @@ struct Attention {
       F e[J];
 #pragma GCC unroll 4
       for (int j = 0; j < J; ++j) {
-        const F x = Maths<V>::exp(V::sub(V::load(s[n] + W * j), V::set1(m[n])));
-        e[j] = V::select(V::lanes(query.lo - W * j, query.hi - W * j), x, V::zero());
+        e[j] = Maths<V>::exp(V::sub(V::load(s[n] + W * j), V::set1(m[n])));
+        if constexpr (!Whole) e[j] = V::select(V::lanes(query.lo - W * j, query.hi - W * j), e[j], V::zero());
         V::store(s[n] + W * j, e[j]);
       }
       query.out[0] = m[n];
@@ -289,6 +292,13 @@ struct Attention {
     bool first;
   };
 
+  template <int N>
+  static inline bool all_seen(const Query* queries) {
+    bool all = true;
+    for (int n = 0; n < N; ++n) all = all && queries[n].lo <= 0 && queries[n].hi >= kBlock;
+    return all;
+  }
+
   // N queries against a block.
   template <int N>
   static void tile(const AttentionArgs& a, const Query* queries, const Block& b) {
@@ -299,7 +309,11 @@ struct Attention {
       case KvType::kI8: scores<N, KvType::kI8>(queries, a.k_dim, b.k, b.k_ahead, s); break;
       default: scores<N, KvType::kF32>(queries, a.k_dim, b.k, b.k_ahead, s);
     }
-    soften<N>(queries, a.softcap, b.first, s, corr);
+    if (all_seen<N>(queries)) {
+      soften<N, true>(queries, a.softcap, b.first, s, corr);
+    } else {
+      soften<N, false>(queries, a.softcap, b.first, s, corr);
+    }
     switch (b.v_type) {
       case KvType::kF16: weigh<N, KvType::kF16>(queries, b.v, a.v_dim, s, corr, b.v_ahead); break;
       case KvType::kI8: weigh<N, KvType::kI8>(queries, b.v, a.v_dim, s, corr, b.v_ahead); break;
