@@ -5,10 +5,11 @@
 // 0, can do everything alone. Items lie in one range per worker; who is through with its own takes from the
 // others'. So items of a stage must not depend on each other, and who computes one must not matter.
 //
-// Waiting spins for a moment, then yields, then sleeps. One caller at a time: others wait for their turn, so decoders of
-// one process share a pool (shared_pool) instead of having workers that spin where another's should work. No priorities, and no worker has
-// a processor of its own; but the workers keep off the one that the caller is on, where there are enough: a
-// system that wakes them there, while another is idle, may leave them behind the caller for whole calls.
+// Waiting spins for a moment, then yields, then sleeps. One caller at a time: others wait for their turn, so decoders
+// of one process share a pool (shared_pool) instead of having workers that spin where another's should work. No
+// priorities, and no worker has a processor of its own; but the workers keep off the one that the caller is on, where
+// there are enough: a system that wakes them there, while another is idle, may leave them behind the caller for whole
+// calls.
 #pragma once
 
 #include <atomic>

@@ -40,17 +40,17 @@ void activate(Epilogue epilogue, const Kernels& kernels, float* gate, const floa
   }
 }
 
-// What the op makes of one tile: out[r * 16 + j]. `before_last` is called when one product is left to do.
-template <class Do>
-void activated(const LinearOp& op, const OpContext& c, int tile, const Call& call, float* out, Do&& before_last) {
+// What the op makes of one tile: out[r * 16 + j]. Rows that will be stored to y, or null, are asked for before the last
+// product.
+void activated(const LinearOp& op, const OpContext& c, int tile, const Call& call, float* out, const float* y) {
   alignas(kCacheLine) float up[kCallValues];
   if (op.parts == 2) {
     const uint8_t* second = tile_data(c.model->matrix(op.part[1].matrix), tile);
     product(c, op.part[0], tile, {call.row, call.rows, call.next ? second : nullptr}, out);
-    before_last();
+    if (y) prefetch_output(op, call.rows, y);
     product(c, op.part[1], tile, call, up);
   } else {
-    before_last();
+    if (y) prefetch_output(op, call.rows, y);
     product(c, op.part[0], tile, call, out);
     std::fill(up, up + call.rows * kTileRows, 1.0f);
   }
@@ -64,7 +64,7 @@ void activated_tile(const LinearOp& op, const OpContext& c, int tile, const Call
   alignas(kCacheLine) float values[kCallValues];
   const int column = tile * kTileRows;
   float* y = c.work->buffer(op.output) + static_cast<size_t>(call.row) * op.width + column;
-  activated(op, c, tile, call, values, [&] { prefetch_output(op, call.rows, y); });
+  activated(op, c, tile, call, values, y);
   store(op, values, call.rows, std::min(kTileRows, c.model->matrix(op.part[0].matrix).rows - column), y);
 }
 
@@ -73,8 +73,8 @@ void activated_pair(const LinearOp& op, const OpContext& c, int pair, const Call
   alignas(kCacheLine) float half[2][kCallValues];
   const int tile = 2 * pair;
   const uint8_t* second = tile_data(c.model->matrix(op.part[0].matrix), tile + 1);
-  activated(op, c, tile, {call.row, call.rows, call.next ? second : nullptr}, half[0], [] {});
-  activated(op, c, tile + 1, call, half[1], [] {});
+  activated(op, c, tile, {call.row, call.rows, call.next ? second : nullptr}, half[0], nullptr);
+  activated(op, c, tile + 1, call, half[1], nullptr);
   const RowGroups groups(c.rows->count, c.kernels->rows);
   for (int g = groups.of(call.row), row = call.row; row < call.row + call.rows; row = groups.begin(++g)) {
     const int at = (row - call.row) * kTileRows, rows = groups.begin(g + 1) - row;

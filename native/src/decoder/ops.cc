@@ -1,5 +1,4 @@
 #include "decoder/ops.h"
-#include "kernels/row_groups.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +7,7 @@
 #include "kernels/attention.h"
 #include "kernels/pack.h"
 #include "kernels/rope.h"
+#include "kernels/row_groups.h"
 
 namespace spola {
 

@@ -64,8 +64,8 @@ struct Activations {
 };
 
 // One tile: 16 output rows times `rows` (1..Kernels::rows, of f32 activations ..Kernels::float_rows, of int16
-// ..Kernels::int16_rows) activation rows from `row0`, all of k. With Activations::groups, which goes with A8 only, `rows` is that of 1..Kernels::groups
-// whole groups.
+// ..Kernels::int16_rows) activation rows from `row0`, all of k. With Activations::groups, which goes with A8 only,
+// `rows` is that of 1..Kernels::groups whole groups.
 // out[r * 16 + j] is activation row r, output row j. `tile` points at the tile's first record.
 using TileKernel = void (*)(const uint8_t* tile, const Activations& a, int row0, int rows, float* out);
 
@@ -92,7 +92,8 @@ struct Kernels {
   // quantize. Return false when a value is not finite.
   bool (*quantize_a8)(const float* x, int k, int8_t* q, float* d, float* s, int16_t* h);
   // One A8 block of each of a group's rows into its record (row_groups.h): row r is 16 values at lo + r * stride and
-  // 16 at hi + r * stride. Returns bits of the rows with a value that is not finite. Null where no kernel reads groups alone.
+  // 16 at hi + r * stride. Returns bits of the rows with a value that is not finite. Null where no
+  // kernel reads groups alone.
   uint32_t (*quantize_group)(const float* lo, const float* hi, size_t stride, int rows, uint8_t* record);
   bool (*quantize_a16)(const float* x, int k, int16_t* q, float* d);
 
